@@ -1,0 +1,121 @@
+// Communicator: the collectives of one process group, on one fabric.
+//
+//   Communicator comm(bootstrap, {});
+//   int group = comm.RegisterGroup("layers.0", shapes);
+//   SegmentView slot = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
+//   comm.AllGather({.group = group, .shards = pointers, .shard_dtypes = dtypes, .landing = {slot.id, 0}});
+//
+// Threads: one thread calls at a time. Every call is a collective: all ranks make the same calls in the same
+// order; a difference is an Error(kMismatch) on all of them before data moves. A failed call poisons the
+// communicator: later calls raise Error(kPoisoned).
+#ifndef TIDE_COMMUNICATOR_H_
+#define TIDE_COMMUNICATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tide/bootstrap.h"
+#include "tide/dtype.h"
+#include "tide/layout.h"
+
+namespace tide {
+
+struct CommunicatorOptions {
+  // How long any wait may take before it is an Error(kTimeout).
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);
+  // Upper bound of one staging slot; larger calls go in chunks. 0: no bound, one chunk a call.
+  int64_t max_staging_slot_bytes = 0;
+  // Staging slots a peer. More than one only helps calls of several chunks.
+  int staging_slots = 1;
+};
+
+// One symmetric allocation as this rank sees it. `owner` keeps the mapping alive.
+struct SegmentView {
+  int id = -1;
+  void* address = nullptr;
+  int64_t bytes = 0;
+  std::shared_ptr<void> owner;
+};
+
+struct SegmentAddress {
+  int segment = -1;
+  int64_t offset = 0;
+};
+
+struct AllGatherCall {
+  int group = -1;
+  std::vector<const void*> shards;  // one a parameter: R_p * K_p elements
+  std::vector<DType> shard_dtypes;
+  SegmentAddress landing;
+};
+
+struct ReduceScatterCall {
+  int group = -1;
+  std::vector<int> params;             // which parameters take part, in output order
+  std::vector<const void*> gradients;  // one a participant: D_p * K_p elements, contiguous
+  std::vector<DType> grad_dtypes;
+  void* output = nullptr;  // concatenation of R_p * K_p elements a participant (paper, equation 5)
+  DType output_dtype = DType::kF32;
+  float scale = 1.0F;
+  bool accumulate = false;
+};
+
+// Times of the last call on this rank, seconds. Wait is the part in which nothing could move.
+struct CallTimes {
+  double total = 0;
+  double wait = 0;
+};
+
+// One executed operation; times are CLOCK_MONOTONIC seconds.
+struct TraceSpan {
+  std::string name;
+  std::string operation;
+  std::string group;
+  int64_t call = 0;
+  double start = 0;
+  double end = 0;
+};
+
+class Communicator {
+ public:
+  // Collective. Throws Error(kUnsupported) on every rank if the ranks do not share one machine's memory.
+  Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;
+  const Topology& topology() const;
+
+  // Local. Returns the id, which counts up from 0 on all ranks.
+  int RegisterGroup(const std::string& name, const std::vector<ParamShape>& shapes);
+  const GroupLayout& layout(int group) const;
+
+  // Collective. Throws Error(kOutOfMemory) on every rank when it does not fit on one of them.
+  SegmentView AddSegment(int64_t bytes, const std::string& label);
+  // Collective. Makes room to stage `bytes` from each peer; smaller than before is a no-op.
+  void ReserveStaging(int64_t bytes_per_peer);
+
+  void AllGather(const AllGatherCall& call);
+  void ReduceScatter(const ReduceScatterCall& call);
+  void Barrier();
+
+  // The floor: the data operations of the same program with all synchronisation removed. Not collective.
+  void UnsynchronisedAllGather(const AllGatherCall& call);
+  void UnsynchronisedReduceScatter(const ReduceScatterCall& call);
+
+  CallTimes last_call() const;
+  void EnableTrace(bool enable);
+  std::vector<TraceSpan> TakeTrace();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tide
+
+#endif  // TIDE_COMMUNICATOR_H_

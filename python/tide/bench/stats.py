@@ -1,0 +1,55 @@
+"""Arithmetic on times that several ranks measured with one clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from statistics import median
+
+Interval = tuple[float, float]
+
+
+def now() -> float:
+    """CLOCK_MONOTONIC in seconds: one clock for all processes of a machine."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The smallest value that at least `fraction` of `values` do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+
+
+def span_seconds(per_rank: Sequence[Interval]) -> float:
+    """From the first rank that starts to the last one that ends."""
+    return max(end for _, end in per_rank) - min(start for start, _ in per_rank)
+
+
+def round_seconds(intervals: Sequence[Sequence[Interval]]) -> list[float]:
+    """`intervals[rank][round]` to one span a round."""
+    return [span_seconds(one_round) for one_round in zip(*intervals, strict=True)]
+
+
+def wait_seconds(calls: Sequence[Sequence[Interval]]) -> list[float]:
+    """For every rank, the time its calls spent before the last rank had arrived at them.
+
+    Args:
+      calls: `calls[rank][index]`, the same calls in the same order on every rank.
+
+    Raises:
+      ValueError: the ranks made different numbers of calls.
+    """
+    counts = {len(own) for own in calls}
+    if len(counts) != 1:
+        raise ValueError(f"ranks made different numbers of calls: {sorted(counts)}")
+    latest = [max(start for start, _ in one_call) for one_call in zip(*calls, strict=True)]
+    return [
+        sum(min(max(last - start, 0.0), end - start) for (start, end), last in zip(own, latest))
+        for own in calls
+    ]
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """The median of the ratios of each round, which load that shifts between rounds leaves alone."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))

@@ -1,0 +1,74 @@
+#include "fabric/host/control_page.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <ctime>
+
+namespace tide::host {
+namespace {
+
+int64_t CountersOffset() { return AlignUp(sizeof(ControlHeader), alignof(SharedCounter)); }
+
+// Not FUTEX_PRIVATE: the word is shared between processes.
+int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout) {
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+int64_t ControlPageBytes(int ranks) {
+  return AlignUp(CountersOffset() +
+                     static_cast<int64_t>(sizeof(SharedCounter)) * kCounterKinds * ranks,
+                 4096);
+}
+
+ControlPage::ControlPage(char* memory, int ranks)
+    : header_(reinterpret_cast<ControlHeader*>(memory)),
+      counters_(reinterpret_cast<SharedCounter*>(memory + CountersOffset())),
+      ranks_(ranks) {}
+
+void ControlPage::Ring() const {
+  // Sequentially consistent with Sleep: either this sees the sleeper, or the sleeper sees the new doorbell.
+  header_->doorbell.fetch_add(1, std::memory_order_seq_cst);
+  if (header_->sleepers.load(std::memory_order_seq_cst) != 0) {
+    Futex(&header_->doorbell, FUTEX_WAKE, INT_MAX, nullptr);
+  }
+}
+
+void ControlPage::Sleep(uint32_t seen, int64_t max_ns) const {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const timespec timeout{max_ns / kSecond, max_ns % kSecond};
+  header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (header_->doorbell.load(std::memory_order_seq_cst) == seen) {
+    Futex(&header_->doorbell, FUTEX_WAIT, seen, &timeout);
+  }
+  header_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void ControlPage::Fail(const Error& error) const {
+  if (HasFailed()) return;
+  header_->failed_code = static_cast<int32_t>(error.code());
+  header_->failed_peer = error.context().peer;
+  std::strncpy(header_->last_words, error.what(), kLastWordsBytes - 1);
+  header_->failed.store(1, std::memory_order_release);
+}
+
+Error ControlPage::LastWords(int owner, int rank) const {
+  ErrorContext context;
+  context.rank = rank;
+  context.peer = header_->failed_peer >= 0 && header_->failed_peer != rank ? header_->failed_peer : owner;
+  return {static_cast<ErrorCode>(header_->failed_code), header_->last_words, context};
+}
+
+void ControlPage::PublishCall(const CallIdentity& call) const {
+  header_->calls[call.sequence % kCallRing] = call;
+  header_->last_sequence.store(call.sequence, std::memory_order_release);
+}
+
+}  // namespace tide::host

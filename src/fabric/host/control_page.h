@@ -1,0 +1,83 @@
+// What ranks of a node share besides payload: counters, doorbell, call identities, and the last words of a rank
+// that failed. One a rank, at the start of that rank's first segment; written by peers.
+//
+// Memory order: a producer publishes data with a release increment of a counter, the waiter reads the counter
+// with acquire. The doorbell only wakes: nothing is read through it.
+#ifndef TIDE_FABRIC_HOST_CONTROL_PAGE_H_
+#define TIDE_FABRIC_HOST_CONTROL_PAGE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "fabric/fabric.h"
+#include "tide/error.h"
+
+namespace tide::host {
+
+// Peers are at most one call ahead: a rank leaves a call only after every peer has compared that call's entry.
+inline constexpr int kCallRing = 2;
+inline constexpr int kLastWordsBytes = 1024;
+
+// One counter a cache line: producers on different cores do not share lines.
+struct alignas(64) SharedCounter {
+  std::atomic<uint64_t> value;
+};
+
+struct ControlHeader {
+  uint64_t nonce;  // random, written by the owner: a peer that reads it really shares the memory
+  alignas(64) std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> sleepers;
+  alignas(64) std::atomic<uint64_t> last_sequence;  // newest call that the owner entered
+  CallIdentity calls[kCallRing];                    // by sequence mod kCallRing
+  alignas(64) std::atomic<uint32_t> failed;         // release after the fields below
+  int32_t failed_code;
+  int32_t failed_peer;
+  char last_words[kLastWordsBytes];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// Bytes of the control page of a rank that has `ranks` peers, itself included.
+int64_t ControlPageBytes(int ranks);
+
+// A view of one rank's control page. Cheap to copy; does not own the memory.
+class ControlPage {
+ public:
+  ControlPage() = default;
+  ControlPage(char* memory, int ranks);
+
+  ControlHeader& header() const { return *header_; }
+  std::atomic<uint64_t>& counter(Counter counter) const {
+    return counters_[CounterIndex(counter)].value;
+  }
+  size_t CounterIndex(Counter counter) const {
+    return static_cast<size_t>(static_cast<int>(counter.kind) * ranks_ + counter.producer);
+  }
+
+  // Wakes the owner if it sleeps. Call after the store it may wait for.
+  void Ring() const;
+  // Sleeps until the doorbell moves from `seen` or `max_ns` have passed. The caller re-checks its condition
+  // between reading `seen` and sleeping.
+  void Sleep(uint32_t seen, int64_t max_ns) const;
+
+  // Publishes why the owner has given up; the first words stay.
+  void Fail(const Error& error) const;
+  bool HasFailed() const { return header_->failed.load(std::memory_order_acquire) != 0; }
+  // The error that the owner gave up with, as `rank` shall raise it.
+  Error LastWords(int owner, int rank) const;
+
+  // Pairs with PeerCall: written before the entry counters are raised, read after they were seen.
+  void PublishCall(const CallIdentity& call) const;
+  const CallIdentity& PublishedCall(uint64_t sequence) const {
+    return header_->calls[sequence % kCallRing];
+  }
+
+ private:
+  ControlHeader* header_ = nullptr;
+  SharedCounter* counters_ = nullptr;
+  int ranks_ = 0;
+};
+
+}  // namespace tide::host
+
+#endif  // TIDE_FABRIC_HOST_CONTROL_PAGE_H_
