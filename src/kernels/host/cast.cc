@@ -30,11 +30,7 @@ struct CastKernel {
     const uint8_t* from = src + first * From::kBytes;
     uint8_t* to = dst + first * To::kBytes;
     for (size_t b = 0; b < blocks; ++b) {
-      if constexpr (kStream) {
-        for (size_t line = 0; line < block * From::kBytes; line += kCacheLineBytes) {
-          hwy::Prefetch(from + kPrefetchBytes + line);
-        }
-      }
+      if constexpr (kStream) PrefetchLines(from + kPrefetchBytes, block * From::kBytes);
       Float v0, v1, v2, v3;
       LoadBlock<From>(from, v0, v1, v2, v3);
       StoreBlock<To, kStream>(v0, v1, v2, v3, to);
@@ -86,7 +82,8 @@ namespace internal {
 namespace {
 HWY_EXPORT(CastAny);
 
-void DispatchCast(uint8_t* dst, DType dst_dtype, const uint8_t* src, DType src_dtype, size_t elems) {
+void DispatchCast(uint8_t* dst, DType dst_dtype, const uint8_t* src, DType src_dtype,
+                  size_t elems) {
   HWY_DYNAMIC_DISPATCH(CastAny)(dst, dst_dtype, src, src_dtype, elems);
 }
 }  // namespace
@@ -98,11 +95,12 @@ void Cast(void* dst, DType dst_dtype, const void* src, DType src_dtype, size_t e
     return;
   }
   if (dst_dtype == DType::kU8 || src_dtype == DType::kU8) {
-    throw Error(ErrorCode::kInvalidArgument, std::string("Cast converts between bf16, fp16 and fp32, got ") +
-                                                 Name(src_dtype) + " to " + Name(dst_dtype) +
-                                                 "; use one of these types or copy the bytes");
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("Cast converts between bf16, fp16 and fp32, got ") + Name(src_dtype) +
+                    " to " + Name(dst_dtype) + "; use one of these types or copy the bytes");
   }
-  internal::DispatchCast(static_cast<uint8_t*>(dst), dst_dtype, static_cast<const uint8_t*>(src), src_dtype, elems);
+  internal::DispatchCast(static_cast<uint8_t*>(dst), dst_dtype, static_cast<const uint8_t*>(src),
+                         src_dtype, elems);
 }
 
 }  // namespace tide::kernels

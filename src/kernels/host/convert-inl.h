@@ -1,8 +1,9 @@
-// Element types as Highway code: widening loads, narrowing stores, blocks. Included once per instruction set.
+// Element types as Highway code: widening loads, narrowing stores, blocks. Included once per
+// instruction set.
 //
-// A block is four vectors of fp32. Bodies work on whole blocks in place; heads and tails go through the same code on
-// a padded buffer, so that no second, scalar version of the arithmetic exists. Pointers are bytes: alignment is
-// unknown, and typed access would break aliasing rules.
+// A block is four vectors of fp32. Bodies work on whole blocks in place; heads and tails go through
+// the same code on a padded buffer, so that no second, scalar version of the arithmetic exists.
+// Pointers are bytes: alignment is unknown, and typed access would break aliasing rules.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,11 +19,11 @@
 #define TIDE_KERNELS_HOST_CONVERT_INL_H_
 #endif
 
-// Highway's fallback conversion of fp16 neither rounds to even nor keeps infinities; use it only where it is one
-// instruction.
+// Highway's fallback conversion of fp16 neither rounds to even nor keeps infinities; use it only
+// where it is one instruction.
 #undef TIDE_HAVE_F16_CONVERSION
-#if !defined(HWY_DISABLE_F16C) && \
-    (HWY_ARCH_ARM_A64 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL)
+#if !defined(HWY_DISABLE_F16C) && (HWY_ARCH_ARM_A64 || HWY_TARGET == HWY_AVX2 || \
+                                   HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL)
 #define TIDE_HAVE_F16_CONVERSION 1
 #else
 #define TIDE_HAVE_F16_CONVERSION 0
@@ -35,7 +36,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using FloatTag = hn::ScalableTag<float>;
 using Float = hn::Vec<FloatTag>;
-using HalfTag = hn::Rebind<uint16_t, FloatTag>;          // as many 16-bit lanes as a vector has floats
+using HalfTag = hn::Rebind<uint16_t, FloatTag>;  // as many 16-bit lanes as a vector has floats
 using HalfPairTag = hn::Repartition<uint16_t, FloatTag>;  // a whole vector of 16-bit lanes
 using UintTag = hn::RebindToUnsigned<FloatTag>;
 using IntTag = hn::RebindToSigned<FloatTag>;
@@ -58,8 +59,11 @@ HWY_INLINE void StoreBytes(hn::Vec<D> v, D d, uint8_t* to) {
   }
 }
 
-// Keeps the low 16 bits of each lane; the others must be zero, which makes the saturation of DemoteTo moot.
-HWY_INLINE hn::Vec<HalfTag> Low16(hn::Vec<UintTag> v) { return hn::DemoteTo(HalfTag(), hn::BitCast(IntTag(), v)); }
+// Keeps the low 16 bits of each lane; the others must be zero, which makes the saturation of
+// DemoteTo moot.
+HWY_INLINE hn::Vec<HalfTag> Low16(hn::Vec<UintTag> v) {
+  return hn::DemoteTo(HalfTag(), hn::BitCast(IntTag(), v));
+}
 
 struct F32 {
   static constexpr size_t kBytes = 4;
@@ -109,8 +113,8 @@ struct F16 {
     const auto normal = hn::Add(shifted, hn::Set(du, (127u - 15u) << 23));
     // A denormal is m * 2^-24: let the FPU normalise it by subtracting the implicit one of 2^-14.
     const auto one = hn::Set(du, 113u << 23);
-    const auto denormal = hn::BitCast(
-        du, hn::Sub(hn::BitCast(df, hn::Add(shifted, one)), hn::BitCast(df, one)));
+    const auto denormal =
+        hn::BitCast(du, hn::Sub(hn::BitCast(df, hn::Add(shifted, one)), hn::BitCast(df, one)));
     const auto special = hn::Or(shifted, hn::Set(du, kInfinityBits));
     const auto quiet = hn::Or(special, hn::Set(du, kQuietBit));
     auto bits = hn::IfThenElse(Less(magnitude, 0x0400), denormal, normal);
@@ -145,10 +149,16 @@ struct F16 {
   // Values below 2^31 only: comparisons of signed lanes exist everywhere.
   static HWY_INLINE hn::Mask<UintTag> Less(hn::Vec<UintTag> v, uint32_t limit) {
     const IntTag di;
-    return hn::RebindMask(UintTag(), hn::Lt(hn::BitCast(di, v), hn::Set(di, static_cast<int32_t>(limit))));
+    return hn::RebindMask(UintTag(),
+                          hn::Lt(hn::BitCast(di, v), hn::Set(di, static_cast<int32_t>(limit))));
   }
 #endif
 };
+
+// Reaching past the end of a source is harmless: prefetches never fault.
+HWY_INLINE void PrefetchLines(const uint8_t* from, size_t bytes) {
+  for (size_t line = 0; line < bytes; line += kCacheLineBytes) hwy::Prefetch(from + line);
+}
 
 // Scalable vectors fit neither into arrays nor into structs, hence four of everything.
 constexpr size_t kBlockVectors = 4;
@@ -182,7 +192,8 @@ HWY_INLINE void StoreBlock(Float v0, Float v1, Float v2, Float v3, uint8_t* to) 
 
 // As LoadBlock for the first `elems` elements of a block; the others are zero.
 template <class Type>
-HWY_INLINE void LoadPart(const uint8_t* from, size_t elems, Float& v0, Float& v1, Float& v2, Float& v3) {
+HWY_INLINE void LoadPart(const uint8_t* from, size_t elems, Float& v0, Float& v1, Float& v2,
+                         Float& v3) {
   alignas(kCacheLineBytes) uint8_t padded[kMaxBlockBytes] = {};
   std::memcpy(padded, from, elems * Type::kBytes);
   LoadBlock<Type>(padded, v0, v1, v2, v3);
@@ -195,10 +206,12 @@ HWY_INLINE void StorePart(Float v0, Float v1, Float v2, Float v3, uint8_t* to, s
   std::memcpy(to, padded, elems * Type::kBytes);
 }
 
-// Runs kernel.Part(first, elems) and kernel.template Blocks<kStream>(first, blocks) over [0, elems) such that blocks
-// that bypass the caches start at a cache line of `out`, whose elements have `out_elem_bytes`.
+// Runs kernel.Part(first, elems) and kernel.template Blocks<kStream>(first, blocks) over [0, elems)
+// such that blocks that bypass the caches start at a cache line of `out`, whose elements have
+// `out_elem_bytes`.
 template <class Kernel>
-HWY_INLINE void ForBlocks(const Kernel& kernel, const uint8_t* out, size_t out_elem_bytes, size_t elems) {
+HWY_INLINE void ForBlocks(const Kernel& kernel, const uint8_t* out, size_t out_elem_bytes,
+                          size_t elems) {
   const size_t block = BlockElems();
   const size_t to_line = BytesToCacheLine(out);
   const bool stream = elems * out_elem_bytes >= kStreamBytes && to_line % out_elem_bytes == 0;

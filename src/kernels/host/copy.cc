@@ -67,7 +67,9 @@ size_t CopyLines(uint8_t* dst, const uint8_t* src, size_t bytes) {
   return HWY_DYNAMIC_DISPATCH(StreamCopy)(dst, src, bytes);
 }
 
-size_t ZeroLines(uint8_t* dst, size_t bytes) { return HWY_DYNAMIC_DISPATCH(StreamZero)(dst, bytes); }
+size_t ZeroLines(uint8_t* dst, size_t bytes) {
+  return HWY_DYNAMIC_DISPATCH(StreamZero)(dst, bytes);
+}
 
 const char* ChosenTargetName() { return HWY_DYNAMIC_DISPATCH(CompiledTargetName)(); }
 

@@ -1,0 +1,280 @@
+// The Python module tide._core: thin. It converts arguments, releases the GIL around everything that may wait,
+// and turns tide::Error into tide._core.Error.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/host/kernels.h"
+#include "tide/communicator.h"
+#include "tide/config.h"
+#include "tide/error.h"
+#include "tide/plan.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Pointers = std::vector<uintptr_t>;
+using ParamTuple = std::tuple<std::string, int64_t, int64_t, int>;
+
+// Exchanges bytes through a Python callable, typically an all-gather over the caller's process group.
+class PythonBootstrap final : public tide::Bootstrap {
+ public:
+  PythonBootstrap(int rank, int world, nb::callable exchange)
+      : rank_(rank), world_(world), exchange_(std::move(exchange)) {}
+  int rank() const override { return rank_; }
+  int world() const override { return world_; }
+  std::vector<std::string> AllGather(const std::string& mine) override {
+    const nb::gil_scoped_acquire gil;
+    std::vector<std::string> all;
+    for (const nb::handle item : exchange_(nb::bytes(mine.data(), mine.size()))) {
+      const auto bytes = nb::cast<nb::bytes>(item);
+      all.emplace_back(bytes.c_str(), bytes.size());
+    }
+    if (static_cast<int>(all.size()) != world_) {
+      throw tide::Error(tide::ErrorCode::kInvalidArgument, "exchange: expected one entry a rank");
+    }
+    return all;
+  }
+
+ private:
+  int rank_;
+  int world_;
+  nb::callable exchange_;
+};
+
+tide::DType ToDType(int value) {
+  if (value < 0 || value > static_cast<int>(tide::DType::kF32)) {
+    throw tide::Error(tide::ErrorCode::kInvalidArgument, "expected a dtype in [0, 3], got " + std::to_string(value));
+  }
+  return static_cast<tide::DType>(value);
+}
+
+std::vector<tide::DType> ToDTypes(const std::vector<int>& values) {
+  std::vector<tide::DType> dtypes;
+  dtypes.reserve(values.size());
+  for (const int value : values) dtypes.push_back(ToDType(value));
+  return dtypes;
+}
+
+std::vector<const void*> ToPointers(const Pointers& addresses) {
+  std::vector<const void*> pointers;
+  pointers.reserve(addresses.size());
+  for (const uintptr_t address : addresses) pointers.push_back(reinterpret_cast<const void*>(address));
+  return pointers;
+}
+
+tide::AllGatherCall MakeAllGather(int group, const Pointers& shards, const std::vector<int>& shard_dtypes,
+                                  int segment, int64_t offset) {
+  return {group, ToPointers(shards), ToDTypes(shard_dtypes), {segment, offset}};
+}
+
+tide::ReduceScatterCall MakeReduceScatter(int group, const std::vector<int>& params, const Pointers& grads,
+                                          const std::vector<int>& grad_dtypes, uintptr_t output,
+                                          int output_dtype, float scale, bool accumulate) {
+  return {group,  params, ToPointers(grads), ToDTypes(grad_dtypes), reinterpret_cast<void*>(output),
+          ToDType(output_dtype), scale, accumulate};
+}
+
+// Hands a share of the segment to code without Python: a context and the function that gives it back.
+void ReleaseLease(void* context) { delete static_cast<std::shared_ptr<void>*>(context); }
+
+std::pair<uintptr_t, uintptr_t> Lease(const tide::SegmentView& segment) {
+  auto* context = new std::shared_ptr<void>(segment.owner);
+  return {reinterpret_cast<uintptr_t>(context), reinterpret_cast<uintptr_t>(&ReleaseLease)};
+}
+
+// The communicator, closable before its Python object dies.
+class PyCommunicator {
+ public:
+  PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int64_t max_staging_slot,
+                 int staging_slots) {
+    PythonBootstrap bootstrap(rank, world, std::move(exchange));
+    tide::CommunicatorOptions options;
+    options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout));
+    options.max_staging_slot_bytes = max_staging_slot;
+    options.staging_slots = staging_slots;
+    const nb::gil_scoped_release release;
+    communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
+  }
+  tide::Communicator& get() {
+    if (!communicator_) throw tide::Error(tide::ErrorCode::kInvalidArgument, "the communicator is closed");
+    return *communicator_;
+  }
+  void Close() { communicator_.reset(); }
+
+ private:
+  std::unique_ptr<tide::Communicator> communicator_;
+};
+
+PyObject* error_type = nullptr;
+
+void TranslateError(const std::exception_ptr& pointer, void* /*payload*/) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const tide::Error& error) {
+    const nb::object instance = nb::handle(error_type)(error.what());
+    instance.attr("code") = tide::Name(error.code());
+    instance.attr("rank") = error.context().rank;
+    instance.attr("peer") = error.context().peer;
+    instance.attr("group") = error.context().group;
+    instance.attr("operation") = error.context().operation;
+    PyErr_SetObject(error_type, instance.ptr());
+  }
+}
+
+nb::list ConfigRows() {
+  nb::list rows;
+  for (const tide::ConfigRow& row : tide::ReadConfig().rows) {
+    nb::dict item;
+    item["name"] = row.name;
+    item["type"] = row.type;
+    item["default"] = row.default_value;
+    item["doc"] = row.doc;
+    item["value"] = row.value;
+    item["source"] = row.source;
+    rows.append(item);
+  }
+  return rows;
+}
+
+nb::list TakeTrace(PyCommunicator& self) {
+  nb::list spans;
+  for (const tide::TraceSpan& span : self.get().TakeTrace()) {
+    nb::dict item;
+    item["name"] = span.name;
+    item["operation"] = span.operation;
+    item["group"] = span.group;
+    item["call"] = span.call;
+    item["start_s"] = span.start;
+    item["end_s"] = span.end;
+    spans.append(item);
+  }
+  return spans;
+}
+
+void BindCollectives(nb::class_<PyCommunicator>& communicator) {
+  communicator
+      .def("all_gather",
+           [](PyCommunicator& self, int group, const Pointers& shards, const std::vector<int>& shard_dtypes,
+              int segment, int64_t offset) {
+             const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
+             const nb::gil_scoped_release release;
+             self.get().AllGather(call);
+           })
+      .def("reduce_scatter",
+           [](PyCommunicator& self, int group, const std::vector<int>& params, const Pointers& grads,
+              const std::vector<int>& grad_dtypes, uintptr_t output, int output_dtype, float scale,
+              bool accumulate) {
+             const auto call =
+                 MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype, scale, accumulate);
+             const nb::gil_scoped_release release;
+             self.get().ReduceScatter(call);
+           })
+      .def("unsynchronised_all_gather",
+           [](PyCommunicator& self, int group, const Pointers& shards, const std::vector<int>& shard_dtypes,
+              int segment, int64_t offset) {
+             const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
+             const nb::gil_scoped_release release;
+             self.get().UnsynchronisedAllGather(call);
+           })
+      .def("unsynchronised_reduce_scatter",
+           [](PyCommunicator& self, int group, const std::vector<int>& params, const Pointers& grads,
+              const std::vector<int>& grad_dtypes, uintptr_t output, int output_dtype, float scale,
+              bool accumulate) {
+             const auto call =
+                 MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype, scale, accumulate);
+             const nb::gil_scoped_release release;
+             self.get().UnsynchronisedReduceScatter(call);
+           })
+      .def("barrier", [](PyCommunicator& self) { self.get().Barrier(); },
+           nb::call_guard<nb::gil_scoped_release>());
+}
+
+void BindSetUp(nb::class_<PyCommunicator>& communicator) {
+  communicator
+      .def(nb::init<int, int, nb::callable, double, int64_t, int>(), nb::arg("rank"), nb::arg("world"),
+           nb::arg("exchange"), nb::arg("timeout"), nb::arg("max_staging_slot") = 0,
+           nb::arg("staging_slots") = 1)
+      .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
+      .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
+      .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
+      .def_prop_ro("local_ranks", [](PyCommunicator& self) { return self.get().topology().local_ranks; })
+      .def(
+          "add_segment",
+          [](PyCommunicator& self, int64_t bytes, const std::string& label) {
+            return self.get().AddSegment(bytes, label);
+          },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "reserve_staging",
+          [](PyCommunicator& self, int64_t bytes) { self.get().ReserveStaging(bytes); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("register_group",
+           [](PyCommunicator& self, const std::string& name, const std::vector<ParamTuple>& params) {
+             std::vector<tide::ParamShape> shapes;
+             for (const auto& [param, rows, row_elems, dtype] : params) {
+               shapes.push_back({param, rows, row_elems, ToDType(dtype)});
+             }
+             return self.get().RegisterGroup(name, shapes);
+           })
+      .def("landing_bytes",
+           [](PyCommunicator& self, int group) { return self.get().layout(group).landing_bytes(); })
+      .def("landing_offsets",
+           [](PyCommunicator& self, int group) {
+             std::vector<int64_t> offsets;
+             for (const auto& param : self.get().layout(group).params()) offsets.push_back(param.landing_offset);
+             return offsets;
+           })
+      .def("staging_bytes",
+           [](PyCommunicator& self, int group, const std::vector<int>& params, const std::vector<int>& dtypes) {
+             return tide::StagedBytes(self.get().layout(group), {params, ToDTypes(dtypes)});
+           })
+      .def("last_call",
+           [](PyCommunicator& self) {
+             nb::dict times;
+             times["total_s"] = self.get().last_call().total;
+             times["wait_s"] = self.get().last_call().wait;
+             return times;
+           })
+      .def("trace", [](PyCommunicator& self, bool enable) { self.get().EnableTrace(enable); })
+      .def("take_trace", &TakeTrace)
+      .def("close", &PyCommunicator::Close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "TIDE's core: collectives over shared memory that know FSDP2's layout.";
+  error_type = PyErr_NewExceptionWithDoc("tide._core.Error",
+                                         "A failed call: code, rank, peer (-1 if none), group, operation.",
+                                         PyExc_RuntimeError, nullptr);
+  m.attr("Error") = nb::handle(error_type);
+  nb::register_exception_translator(&TranslateError);
+  m.attr("U8") = static_cast<int>(tide::DType::kU8);
+  m.attr("BF16") = static_cast<int>(tide::DType::kBF16);
+  m.attr("F16") = static_cast<int>(tide::DType::kF16);
+  m.attr("F32") = static_cast<int>(tide::DType::kF32);
+  nb::class_<tide::SegmentView>(m, "Segment")
+      .def_ro("id", &tide::SegmentView::id)
+      .def_ro("bytes", &tide::SegmentView::bytes)
+      .def_prop_ro("address",
+                   [](const tide::SegmentView& self) { return reinterpret_cast<uintptr_t>(self.address); })
+      .def("lease", &Lease);
+  nb::class_<PyCommunicator> communicator(m, "Communicator");
+  BindSetUp(communicator);
+  BindCollectives(communicator);
+  m.def("config", &ConfigRows);
+  m.def("warnings", [] { return tide::ReadConfig().warnings; });
+  m.def("target", [] { return std::string(tide::kernels::TargetName()); });
+}

@@ -1,0 +1,228 @@
+#include "fabric/host/executor.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "fabric/host/call_report.h"
+#include "kernels/host/kernels.h"
+#include "tide/error.h"
+
+namespace tide::host {
+namespace {
+
+// Blocks of a multicast: small enough that the second and later destinations read the source from L2.
+constexpr int64_t kMulticastBlockBytes = 256 * 1024;
+constexpr int kYieldsBeforeSleep = 50;
+// A bound on each sleep; a lost wake-up would cost this much, not a hang.
+constexpr int64_t kMaxSleepNs = 100'000'000;
+
+double Seconds(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+}  // namespace
+
+Executor::Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
+                   const Watchdog& watchdog, std::chrono::nanoseconds timeout)
+    : rank_(rank),
+      pages_(pages),
+      space_(space),
+      watchdog_(watchdog),
+      timeout_(timeout),
+      bases_(static_cast<size_t>(kCounterKinds) * pages.size()) {}
+
+double Executor::Run(const Call& call, TraceSink* trace) {
+  const auto& operations = call.program->operations;
+  const size_t queues = call.program->queues.size();
+  const auto next = [&](size_t queue, size_t from) {
+    while (from < operations.size() && static_cast<size_t>(operations[from].queue) != queue) ++from;
+    return from;
+  };
+  const auto deadline = Clock::now() + timeout_;
+  Clock::duration waited{};
+  int yields = 0;
+  cursors_.resize(queues);
+  for (size_t q = 0; q < queues; ++q) cursors_[q] = next(q, 0);
+  const ControlPage& own = pages_[static_cast<size_t>(rank_)];
+  if (call.identity.sequence != 0) own.PublishCall(call.identity);
+
+  while (true) {
+    // Read before any condition is tried: whatever rings afterwards moves the doorbell away from `seen` and
+    // keeps Pause from sleeping through it.
+    const uint32_t seen = own.header().doorbell.load(std::memory_order_seq_cst);
+    bool progress = false;
+    const Operation* blocked = nullptr;
+    for (size_t q = 0; q < queues; ++q) {
+      while (cursors_[q] < operations.size()) {
+        const Operation& op = operations[cursors_[q]];
+        const auto start = trace != nullptr ? Clock::now() : Clock::time_point();
+        if (!TryRun(call, op)) {
+          blocked = &op;
+          break;
+        }
+        if (trace != nullptr) trace->Add(call, op, Seconds(start), Seconds(Clock::now()));
+        cursors_[q] = next(q, cursors_[q] + 1);
+        progress = true;
+      }
+    }
+    if (blocked == nullptr) break;
+    if (progress) {
+      yields = 0;
+      continue;
+    }
+    const auto start = Clock::now();
+    Pause(call, *blocked, seen, &yields, deadline);
+    waited += Clock::now() - start;
+  }
+  for (const Increment& increment : call.program->increments) {
+    bases_[pages_[0].CounterIndex(increment.counter)] += static_cast<uint64_t>(increment.value);
+  }
+  return std::chrono::duration<double>(waited).count();
+}
+
+bool Executor::TryRun(const Call& call, const Operation& op) {
+  switch (op.kind) {
+    case OpKind::kWait:
+      if (!Satisfied(op)) return false;
+      if (op.counter.kind == CounterKind::kEntry) CompareCall(call, op.counter.producer);
+      return true;
+    case OpKind::kSignal:
+      Signal(op);
+      return true;
+    case OpKind::kRecord:
+    case OpKind::kAwait:
+      return true;  // the call blocks its caller: the caller's events are in program order
+    default:
+      RunData(call, op);
+      return true;
+  }
+}
+
+bool Executor::Satisfied(const Operation& op) const {
+  const ControlPage& own = pages_[static_cast<size_t>(rank_)];
+  const uint64_t target = bases_[own.CounterIndex(op.counter)] + static_cast<uint64_t>(op.value);
+  // Acquire: pairs with the release in Signal.
+  return own.counter(op.counter).load(std::memory_order_acquire) >= target;
+}
+
+void Executor::CompareCall(const Call& call, int peer) const {
+  const CallIdentity& theirs =
+      pages_[static_cast<size_t>(peer)].PublishedCall(call.identity.sequence);
+  if (theirs.key != call.identity.key || theirs.sequence != call.identity.sequence) {
+    throw MismatchError(call, rank_, peer, theirs);
+  }
+}
+
+void Executor::Signal(const Operation& op) const {
+  const ControlPage& page = pages_[static_cast<size_t>(op.peer)];
+  kernels::StoreFence();
+  page.counter(op.counter).fetch_add(1, std::memory_order_release);
+  page.Ring();
+}
+
+char* Executor::Resolve(const Call& call, Ref ref, int rank) const {
+  const BufferAddress& address = call.binding->buffers[static_cast<size_t>(ref.buffer)];
+  char* base = address.local != nullptr || address.symmetric.segment < 0
+                   ? static_cast<char*>(address.local)
+                   : space_.Resolve(rank, address.symmetric);
+  return base + ref.offset;
+}
+
+void Executor::RunData(const Call& call, const Operation& op) {
+  switch (op.kind) {
+    case OpKind::kCopy:
+      Copy(call, op.pieces, op.peer);
+      return;
+    case OpKind::kMulticast:
+      Multicast(call, op);
+      return;
+    case OpKind::kCast:
+      for (const CastPiece& piece : op.casts) {
+        kernels::Cast(Resolve(call, piece.dst, rank_), piece.dst_dtype,
+                      Resolve(call, piece.src, rank_), piece.src_dtype,
+                      static_cast<size_t>(piece.elems));
+      }
+      return;
+    case OpKind::kSum:
+      Sum(call, op);
+      return;
+    case OpKind::kZero:
+      for (const Piece& piece : op.pieces) {
+        for (int64_t row = 0; row < piece.rows; ++row) {
+          kernels::Zero(Resolve(call, piece.dst, rank_) + row * piece.dst_pitch,
+                        static_cast<size_t>(piece.row_bytes));
+        }
+      }
+      return;
+    default:
+      TIDE_CHECK(false);
+  }
+}
+
+void Executor::Copy(const Call& call, const std::vector<Piece>& pieces, int rank) const {
+  for (const Piece& piece : pieces) {
+    char* dst = Resolve(call, piece.dst, rank);
+    const char* src = Resolve(call, piece.src, rank_);
+    for (int64_t row = 0; row < piece.rows; ++row) {
+      kernels::Copy(dst + row * piece.dst_pitch, src + row * piece.src_pitch,
+                    static_cast<size_t>(piece.row_bytes));
+    }
+  }
+}
+
+void Executor::Multicast(const Call& call, const Operation& op) const {
+  const auto ranks = static_cast<int>(pages_.size());
+  for (const Piece& piece : op.pieces) {
+    TIDE_CHECK(piece.rows == 1);
+    const char* src = Resolve(call, piece.src, rank_);
+    for (int64_t done = 0; done < piece.row_bytes; done += kMulticastBlockBytes) {
+      const auto bytes = std::min(kMulticastBlockBytes, piece.row_bytes - done);
+      for (int i = op.span == Span::kPeers ? 1 : 0; i < ranks; ++i) {
+        char* dst = Resolve(call, piece.dst, (rank_ + i) % ranks);
+        kernels::Copy(dst + done, src + done, static_cast<size_t>(bytes));
+      }
+    }
+  }
+}
+
+void Executor::Sum(const Call& call, const Operation& op) {
+  for (const SumPiece& piece : op.sums) {
+    sources_.clear();
+    for (const Ref& source : piece.sources) sources_.push_back(Resolve(call, source, rank_));
+    kernels::Sum(Resolve(call, piece.dst, rank_), piece.dst_dtype, sources_.data(), sources_.size(),
+                 piece.src_dtype, call.binding->scale, op.accumulate,
+                 static_cast<size_t>(piece.elems));
+  }
+}
+
+void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, int* yields,
+                     Clock::time_point deadline) const {
+  ThrowIfPointless(call, blocked);
+  if (++*yields <= kYieldsBeforeSleep) {
+    sched_yield();
+    return;
+  }
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
+  if (left.count() <= 0) ThrowTimeout(call, blocked);
+  pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min<int64_t>(left.count(), kMaxSleepNs));
+}
+
+void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) const {
+  for (int peer = 0; peer < static_cast<int>(pages_.size()); ++peer) {
+    const ControlPage& page = pages_[static_cast<size_t>(peer)];
+    if (peer != rank_ && page.HasFailed()) throw page.LastWords(peer, rank_);
+  }
+  const int producer = blocked.counter.producer;
+  if (watchdog_.Gone(producer) && !Satisfied(blocked)) {
+    throw PeerGoneError(call, rank_, blocked);
+  }
+}
+
+void Executor::ThrowTimeout(const Call& call, const Operation& blocked) const {
+  throw TimeoutError(call, rank_, blocked, pages_[static_cast<size_t>(blocked.counter.producer)],
+                     std::chrono::duration<double>(timeout_).count());
+}
+
+}  // namespace tide::host

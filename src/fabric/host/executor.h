@@ -1,0 +1,67 @@
+// Runs one rank's program on the calling thread.
+//
+// Queues are in order; the thread goes on with any queue whose next operation may run. When none may, it yields a
+// few tens of times and then sleeps on its doorbell: with more ranks than cores pure yielding starves the ranks
+// that have work.
+#ifndef TIDE_FABRIC_HOST_EXECUTOR_H_
+#define TIDE_FABRIC_HOST_EXECUTOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "fabric/fabric.h"
+#include "fabric/host/control_page.h"
+#include "fabric/host/watchdog.h"
+
+namespace tide::host {
+
+// Resolves a symmetric buffer to this process's mapping of `rank`'s memory.
+class AddressSpace {
+ public:
+  virtual ~AddressSpace() = default;
+  virtual char* Resolve(int rank, SegmentAddress address) const = 0;
+};
+
+class Executor {
+ public:
+  // All references outlive the executor; pages are in rank order.
+  Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
+           const Watchdog& watchdog, std::chrono::nanoseconds timeout);
+
+  // Runs the call to its end and advances the counter bases. Returns the seconds in which nothing could move.
+  // Throws Error(kMismatch), kTimeout, kPeerDead or what another rank failed with.
+  double Run(const Call& call, TraceSink* trace);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool TryRun(const Call& call, const Operation& op);
+  bool Satisfied(const Operation& op) const;
+  void CompareCall(const Call& call, int peer) const;
+  void RunData(const Call& call, const Operation& op);
+  void Copy(const Call& call, const std::vector<Piece>& pieces, int rank) const;
+  void Multicast(const Call& call, const Operation& op) const;
+  void Sum(const Call& call, const Operation& op);
+  void Signal(const Operation& op) const;
+  char* Resolve(const Call& call, Ref ref, int rank) const;
+
+  // Waits until the doorbell may have moved from `seen`. Throws when waiting has become pointless.
+  void Pause(const Call& call, const Operation& blocked, uint32_t seen, int* yields,
+             Clock::time_point deadline) const;
+  [[noreturn]] void ThrowTimeout(const Call& call, const Operation& blocked) const;
+  void ThrowIfPointless(const Call& call, const Operation& blocked) const;
+
+  const int rank_;
+  const std::vector<ControlPage>& pages_;
+  const AddressSpace& space_;
+  const Watchdog& watchdog_;
+  const std::chrono::nanoseconds timeout_;
+  std::vector<uint64_t> bases_;      // by CounterIndex: what earlier calls have added to the own counters
+  std::vector<size_t> cursors_;      // by queue: index of its next operation; kept to reuse the memory
+  std::vector<const void*> sources_;  // of one sum; kept to reuse the memory
+};
+
+}  // namespace tide::host
+
+#endif  // TIDE_FABRIC_HOST_EXECUTOR_H_

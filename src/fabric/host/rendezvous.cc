@@ -1,0 +1,202 @@
+#include "fabric/host/rendezvous.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "tide/error.h"
+
+namespace tide::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string RandomName() {
+  unsigned char bits[16];
+  if (getrandom(bits, sizeof bits, 0) != sizeof bits) internal::ThrowErrno("reading random bytes");
+  std::string name = "tide-";
+  for (const unsigned char byte : bits) name += fmt::format("{:02x}", byte);
+  return name;
+}
+
+// Abstract: the name starts with a zero byte.
+socklen_t Address(const std::string& name, sockaddr_un* address) {
+  *address = {};
+  address->sun_family = AF_UNIX;
+  TIDE_CHECK(name.size() + 1 <= sizeof address->sun_path);
+  std::memcpy(address->sun_path + 1, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+FileDescriptor NewSocket() {
+  FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) internal::ThrowErrno("creating a Unix socket");
+  return fd;
+}
+
+FileDescriptor Listen(const std::string& name, int backlog) {
+  FileDescriptor fd = NewSocket();
+  sockaddr_un address;
+  const socklen_t length = Address(name, &address);
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(fd.get(), backlog) != 0) {
+    internal::ThrowErrno("listening on a Unix socket");
+  }
+  return fd;
+}
+
+// False when the deadline has passed.
+bool WaitFor(int fd, short events, Clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    pollfd item{fd, events, 0};
+    const int ready = poll(&item, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30)));
+    if (ready > 0) return true;
+    if (ready == 0) return false;
+    if (errno != EINTR) internal::ThrowErrno("waiting on a Unix socket");
+  }
+}
+
+}  // namespace
+
+PeerSockets::PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
+    : rank_(bootstrap.rank()),
+      timeout_(timeout),
+      sockets_(static_cast<size_t>(bootstrap.world())) {
+  const std::string name = RandomName();
+  const FileDescriptor listener = Listen(name, world());
+  const std::vector<std::string> names = bootstrap.AllGather(name);
+  // One character a rank: whether this rank reaches it. Every rank listens before any connects.
+  std::string reached(static_cast<size_t>(world()), '1');
+  ConnectToLower(names, &reached);
+  const std::vector<std::string> all = bootstrap.AllGather(reached);
+  for (int from = 0; from < world(); ++from) {
+    const size_t to = all[static_cast<size_t>(from)].find('0');
+    if (to != std::string::npos) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("ranks {} and {} do not share one machine's memory (no Unix socket between them), "
+                              "and several nodes are not supported yet",
+                              to, from),
+                  {rank_, static_cast<int>(to), "", "set-up"});
+    }
+  }
+  AcceptHigher(listener.get());
+}
+
+void PeerSockets::ConnectToLower(const std::vector<std::string>& names, std::string* reached) {
+  for (int peer = 0; peer < rank_; ++peer) {
+    FileDescriptor fd = NewSocket();
+    sockaddr_un address;
+    const socklen_t length = Address(names[static_cast<size_t>(peer)], &address);
+    const auto hello = static_cast<int32_t>(rank_);
+    if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+        send(fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
+      (*reached)[static_cast<size_t>(peer)] = '0';
+      continue;
+    }
+    sockets_[static_cast<size_t>(peer)] = std::move(fd);
+  }
+}
+
+void PeerSockets::AcceptHigher(int listener) {
+  for (int expected = rank_ + 1; expected < world(); ++expected) {
+    // The peers have connected already: these waits are short.
+    const auto deadline = Clock::now() + timeout_;
+    int32_t peer = -1;
+    FileDescriptor fd;
+    if (WaitFor(listener, POLLIN, deadline)) fd = FileDescriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd.valid() && WaitFor(fd.get(), POLLIN, deadline)) recv(fd.get(), &peer, sizeof peer, 0);
+    if (peer <= rank_ || peer >= world() || sockets_[static_cast<size_t>(peer)].valid()) {
+      throw Error(ErrorCode::kTimeout, fmt::format("rank {}: set-up: a peer connected but did not say hello", rank_));
+    }
+    sockets_[static_cast<size_t>(peer)] = std::move(fd);
+  }
+}
+
+std::vector<ReceivedNotice> PeerSockets::Exchange(const Notice& mine, int memory,
+                                                  const std::string& what) {
+  std::vector<ReceivedNotice> all(sockets_.size());
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer != rank_) Send(peer, mine, memory);
+  }
+  for (int peer = 0; peer < world(); ++peer) {
+    auto& entry = all[static_cast<size_t>(peer)];
+    if (peer == rank_) {
+      entry.notice = mine;
+    } else {
+      entry = Receive(peer, what);
+    }
+  }
+  return all;
+}
+
+void PeerSockets::Send(int peer, const Notice& notice, int memory) const {
+  iovec part{const_cast<Notice*>(&notice), sizeof notice};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (memory >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
+  }
+  if (sendmsg(socket(peer), &message, MSG_NOSIGNAL) != sizeof notice) {
+    throw Error(ErrorCode::kPeerDead,
+                fmt::format("rank {}: rank {} has left ({}); restart the job", rank_, peer, std::strerror(errno)),
+                {rank_, peer, "", "set-up"});
+  }
+}
+
+ReceivedNotice PeerSockets::Receive(int peer, const std::string& what) const {
+  const ErrorContext context{rank_, peer, "", what};
+  if (!WaitFor(socket(peer), POLLIN, Clock::now() + timeout_)) {
+    throw Error(ErrorCode::kTimeout,
+                fmt::format("rank {}: {}: waited {:.1f} s for rank {}, which did not make the same call", rank_, what,
+                            std::chrono::duration<double>(timeout_).count(), peer),
+                context);
+  }
+  ReceivedNotice received;
+  iovec part{&received.notice, sizeof received.notice};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  if (recvmsg(socket(peer), &message, MSG_CMSG_CLOEXEC) != sizeof received.notice) {
+    throw Error(ErrorCode::kPeerDead,
+                fmt::format("rank {}: {}: rank {} has left; restart the job", rank_, what, peer), context);
+  }
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    received.memory = FileDescriptor(fd);
+  }
+  return received;
+}
+
+FileDescriptor PeerSockets::OpenProcess(int peer) const {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(socket(peer), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
+      credentials.pid <= 0 || credentials.pid == getpid()) {
+    return {};
+  }
+  return FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
+}
+
+}  // namespace tide::host

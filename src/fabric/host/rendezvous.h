@@ -1,0 +1,61 @@
+// Sockets between the ranks of a node: they prove that ranks share a machine, carry memory descriptors, and tell
+// when a peer is gone.
+//
+// Addresses are abstract Unix names with 128 random bits, exchanged through the Bootstrap: nothing appears in the
+// file system, and a name that can't be reached means another machine or container.
+#ifndef TIDE_FABRIC_HOST_RENDEZVOUS_H_
+#define TIDE_FABRIC_HOST_RENDEZVOUS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fabric/host/segment.h"
+#include "tide/bootstrap.h"
+
+namespace tide::host {
+
+// What ranks tell each other when memory is shared. An error on one rank is raised by all.
+struct Notice {
+  int64_t bytes = 0;
+  uint64_t nonce = 0;
+  int32_t error_code = -1;  // an ErrorCode, or -1
+  char text[480] = {};      // the error's sentence, or the segment's label
+};
+
+struct ReceivedNotice {
+  Notice notice;
+  FileDescriptor memory;
+};
+
+class PeerSockets {
+ public:
+  // Collective. Throws the same Error(kUnsupported) on every rank if some pair can't reach each other.
+  PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout);
+
+  // Gives `mine` and the descriptor `memory` (or -1) to every peer and returns theirs in rank order; the own
+  // entry holds the own notice and no descriptor. Throws Error(kTimeout) or kPeerDead naming the rank.
+  std::vector<ReceivedNotice> Exchange(const Notice& mine, int memory, const std::string& what);
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(sockets_.size()); }
+  // -1 for the own rank.
+  int socket(int peer) const { return sockets_[static_cast<size_t>(peer)].get(); }
+  // A descriptor that becomes readable when the peer's process ends; -1 for threads of one process.
+  FileDescriptor OpenProcess(int peer) const;
+
+ private:
+  void ConnectToLower(const std::vector<std::string>& names, std::string* reached);
+  void AcceptHigher(int listener);
+  void Send(int peer, const Notice& notice, int memory) const;
+  ReceivedNotice Receive(int peer, const std::string& what) const;
+
+  int rank_;
+  std::chrono::nanoseconds timeout_;
+  std::vector<FileDescriptor> sockets_;
+};
+
+}  // namespace tide::host
+
+#endif  // TIDE_FABRIC_HOST_RENDEZVOUS_H_

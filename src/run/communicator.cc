@@ -1,0 +1,282 @@
+#include "tide/communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "fabric/fabric.h"
+#include "fabric/host/host_fabric.h"
+#include "run/call_key.h"
+#include "tide/error.h"
+#include "tide/plan.h"
+
+namespace tide {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using internal::CallKey;
+
+// First word of every key.
+enum class Collective : int64_t { kBarrier, kAllGather, kReduceScatter };
+
+struct Group {
+  GroupLayout layout;
+  int64_t hash = 0;  // of the name and all shapes
+};
+
+int64_t HashLayout(const GroupLayout& layout) {
+  CallKey key;
+  key.Add(layout.name());
+  key.Add(layout.ranks());
+  for (const ParamLayout& param : layout.params()) {
+    key.Add(param.shape.name);
+    key.Add(param.shape.rows);
+    key.Add(param.shape.row_elems);
+    key.Add(static_cast<int64_t>(param.shape.dtype));
+  }
+  return static_cast<int64_t>(key.Hash());
+}
+
+class TraceRecorder final : public TraceSink {
+ public:
+  void Add(const Call& call, const Operation& op, double start, double end) override {
+    spans_.push_back({ToString(*call.program, op), call.program->name,
+                      call.layout != nullptr ? call.layout->name() : std::string(),
+                      static_cast<int64_t>(call.identity.sequence), start, end});
+  }
+  std::vector<TraceSpan> Take() { return std::exchange(spans_, {}); }
+
+ private:
+  std::vector<TraceSpan> spans_;
+};
+
+}  // namespace
+
+class Communicator::Impl {
+ public:
+  Impl(Bootstrap& bootstrap, const CommunicatorOptions& options)
+      : options_(options), fabric_(std::make_unique<host::HostFabric>(bootstrap, options.timeout)) {
+    staging_.slots = std::max(options.staging_slots, 1);
+  }
+
+  Fabric& fabric() { return *fabric_; }
+  const Group& group(int id) const {
+    if (id < 0 || id >= static_cast<int>(groups_.size())) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("expected a registered group in [0, {}), got {}", groups_.size(), id));
+    }
+    return *groups_[static_cast<size_t>(id)];
+  }
+
+  int RegisterGroup(const std::string& name, const std::vector<ParamShape>& shapes) {
+    auto group = std::make_unique<Group>(Group{GroupLayout(name, shapes, fabric_->topology().Ranks())});
+    group->hash = HashLayout(group->layout);
+    groups_.push_back(std::move(group));
+    return static_cast<int>(groups_.size()) - 1;
+  }
+
+  void ReserveStaging(int64_t bytes_per_peer) {
+    int64_t slot = AlignUp(std::max<int64_t>(bytes_per_peer, 1), kStagingAlignment);
+    if (options_.max_staging_slot_bytes > 0) {
+      slot = std::min(slot, AlignUp(options_.max_staging_slot_bytes, kStagingAlignment));
+    }
+    if (slot <= staging_.slot_bytes || fabric_->topology().Ranks() == 1) return;
+    StagingOptions larger = staging_;
+    larger.slot_bytes = slot;
+    staging_segment_ =
+        fabric_->AddSegment(StagingRegionBytes(fabric_->topology(), larger), "reduce-scatter staging");
+    staging_ = larger;
+    programs_.clear();  // they name offsets of the old region
+    floors_.clear();
+  }
+
+  void AllGather(const AllGatherCall& call, bool synchronised) {
+    const Group& group = this->group(call.group);
+    CheckCount("all_gather", group.layout, call.shards.size(), call.shard_dtypes.size());
+    fabric_->CheckRange(call.landing, group.layout.landing_bytes());
+    key_.Clear();
+    key_.Add(static_cast<int64_t>(Collective::kAllGather));
+    key_.Add(group.hash);
+    key_.Add(call.shard_dtypes);
+    const Program& program = Lookup(synchronised, [&] {
+      return PlanAllGather(group.layout, call.shard_dtypes, fabric_->topology(), fabric_->rank());
+    });
+    key_.Add(call.landing.segment);
+    key_.Add(call.landing.offset);
+    Bind(program, [&](const Buffer& buffer) -> BufferAddress {
+      if (buffer.kind == BufferKind::kLanding) return {nullptr, call.landing};
+      return {const_cast<void*>(call.shards[static_cast<size_t>(buffer.index)]), {}};
+    });
+    binding_.scale = 1.0F;
+    Execute(program, call.group, nullptr, synchronised);
+  }
+
+  void ReduceScatter(const ReduceScatterCall& call, bool synchronised) {
+    const Group& group = this->group(call.group);
+    ReduceScatterSpec spec{call.params, call.grad_dtypes, call.output_dtype, call.accumulate};
+    if (call.params.size() != call.gradients.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("reduce_scatter of group '{}': {} parameters but {} gradients",
+                              group.layout.name(), call.params.size(), call.gradients.size()));
+    }
+    if (staging_.slot_bytes == 0) ReserveStaging(StagedBytes(group.layout, spec));
+    key_.Clear();
+    key_.Add(static_cast<int64_t>(Collective::kReduceScatter));
+    key_.Add(group.hash);
+    key_.Add(call.params);
+    key_.Add(call.grad_dtypes);
+    key_.Add(static_cast<int64_t>(call.output_dtype));
+    key_.Add(static_cast<int64_t>(call.accumulate));
+    const Program& program = Lookup(synchronised, [&] {
+      return PlanReduceScatter(group.layout, spec, fabric_->topology(), fabric_->rank(), staging_);
+    });
+    int32_t scale_bits = 0;
+    std::memcpy(&scale_bits, &call.scale, sizeof scale_bits);
+    key_.Add(scale_bits);
+    Bind(program, [&](const Buffer& buffer) -> BufferAddress {
+      switch (buffer.kind) {
+        case BufferKind::kGradient:
+          return {const_cast<void*>(call.gradients[static_cast<size_t>(buffer.index)]), {}};
+        case BufferKind::kStaging:
+          return {nullptr,
+                  {staging_segment_.id, (buffer.index - 1) * staging_.slots * staging_.slot_bytes}};
+        default:
+          return {call.output, {}};
+      }
+    });
+    binding_.scale = call.scale;
+    Execute(program, call.group, &call.params, synchronised);
+  }
+
+  void Barrier() {
+    key_.Clear();
+    key_.Add(static_cast<int64_t>(Collective::kBarrier));
+    const Program& program =
+        Lookup(true, [&] { return PlanBarrier(fabric_->topology(), fabric_->rank()); });
+    Bind(program, [](const Buffer&) { return BufferAddress(); });
+    Execute(program, -1, nullptr, true);
+  }
+
+  CallTimes times;
+  bool tracing = false;
+  TraceRecorder trace;
+
+ private:
+  static void CheckCount(const char* what, const GroupLayout& layout, size_t shards, size_t dtypes) {
+    if (shards == layout.params().size() && dtypes == shards) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} of group '{}': expected {} shards and dtypes, got {} and {}", what,
+                            layout.name(), layout.params().size(), shards, dtypes));
+  }
+
+  template <typename Plan>
+  const Program& Lookup(bool synchronised, const Plan& plan) {
+    auto& programs = synchronised ? programs_ : floors_;
+    auto found = programs.find(key_.words());
+    if (found == programs.end()) {
+      auto program = std::make_unique<Program>(synchronised ? plan() : WithoutSynchronisation(plan()));
+      found = programs.emplace(key_.words(), std::move(program)).first;
+    }
+    return *found->second;
+  }
+
+  template <typename Resolve>
+  void Bind(const Program& program, const Resolve& resolve) {
+    binding_.buffers.clear();
+    for (const Buffer& buffer : program.buffers) {
+      binding_.buffers.push_back(resolve(buffer));
+      const BufferAddress& address = binding_.buffers.back();
+      if (buffer.bytes > 0 && address.local == nullptr && address.symmetric.segment < 0) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: {} of {} bytes has no address", program.name, ToString(buffer),
+                                buffer.bytes));
+      }
+    }
+  }
+
+  void Execute(const Program& program, int group_id, const std::vector<int>* params, bool synchronised) {
+    if (poisoned_) {
+      throw Error(ErrorCode::kPoisoned,
+                  fmt::format("{}: an earlier call failed ({}); this communicator can't be used any more", program.name,
+                              poison_));
+    }
+    Call call;
+    call.program = &program;
+    call.binding = &binding_;
+    call.layout = group_id >= 0 ? &group(group_id).layout : nullptr;
+    if (synchronised) FillIdentity(group_id, params, &call);
+    const auto start = Clock::now();
+    try {
+      times.wait = fabric_->Execute(call, tracing ? &trace : nullptr);
+    } catch (const Error& error) {
+      poisoned_ = true;
+      poison_ = error.what();
+      throw;
+    }
+    times.total = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  void FillIdentity(int group_id, const std::vector<int>* params, Call* call) {
+    CallIdentity& identity = call->identity;
+    identity.sequence = ++sequence_;
+    identity.key = key_.Hash();
+    identity.group = group_id;
+    if (call->layout == nullptr) {
+      std::strncpy(identity.text, call->program->name.c_str(), kCallTextBytes - 1);
+      return;
+    }
+    identity.params = static_cast<int32_t>(call->layout->params().size());
+    if (params != nullptr) {
+      for (const int param : *params) {
+        if (param < kNamedParams) identity.takes_part[param / 64] |= uint64_t{1} << (param % 64);
+      }
+    }
+    const auto end = fmt::format_to_n(identity.text, kCallTextBytes - 1, "{} of group '{}'",
+                                      call->program->name, call->layout->name());
+    *end.out = '\0';
+  }
+
+  const CommunicatorOptions options_;
+  std::unique_ptr<Fabric> fabric_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  StagingOptions staging_;
+  SegmentView staging_segment_;
+  // One sequence over all collectives; 0 is no call.
+  uint64_t sequence_ = 0;
+  std::map<std::vector<int64_t>, std::unique_ptr<Program>> programs_;
+  std::map<std::vector<int64_t>, std::unique_ptr<Program>> floors_;
+  CallKey key_;      // kept to reuse the memory
+  Binding binding_;  // likewise
+  bool poisoned_ = false;
+  std::string poison_;
+};
+
+Communicator::Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options)
+    : impl_(std::make_unique<Impl>(bootstrap, options)) {}
+Communicator::~Communicator() = default;
+
+int Communicator::rank() const { return impl_->fabric().rank(); }
+const Topology& Communicator::topology() const { return impl_->fabric().topology(); }
+int Communicator::RegisterGroup(const std::string& name, const std::vector<ParamShape>& shapes) {
+  return impl_->RegisterGroup(name, shapes);
+}
+const GroupLayout& Communicator::layout(int group) const { return impl_->group(group).layout; }
+SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label) {
+  return impl_->fabric().AddSegment(bytes, label);
+}
+void Communicator::ReserveStaging(int64_t bytes_per_peer) { impl_->ReserveStaging(bytes_per_peer); }
+void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }
+void Communicator::ReduceScatter(const ReduceScatterCall& call) { impl_->ReduceScatter(call, true); }
+void Communicator::Barrier() { impl_->Barrier(); }
+void Communicator::UnsynchronisedAllGather(const AllGatherCall& call) { impl_->AllGather(call, false); }
+void Communicator::UnsynchronisedReduceScatter(const ReduceScatterCall& call) {
+  impl_->ReduceScatter(call, false);
+}
+CallTimes Communicator::last_call() const { return impl_->times; }
+void Communicator::EnableTrace(bool enable) { impl_->tracing = enable; }
+std::vector<TraceSpan> Communicator::TakeTrace() { return impl_->trace.Take(); }
+
+}  // namespace tide
