@@ -125,7 +125,7 @@ def build() -> Path:
     for folder in folders:
         try:
             return _build_in(folder, source)
-        except PermissionError as error:
+        except OSError as error:
             failure = error
     raise failure or OSError(f"no writable folder among {folders}")
 

@@ -129,6 +129,7 @@ SegmentView HostFabric::AddSegment(int64_t bytes, const std::string& label) {
                 fmt::format("segment '{}': expected more than 0 bytes, got {}", label, bytes));
   }
   auto segment = Share(AlignUp(bytes, kPageBytes), label, 0);
+  segment->bytes = bytes;
   SegmentView view;
   view.id = static_cast<int>(segments_.size());
   view.address = segment->mappings[static_cast<size_t>(rank())].data();

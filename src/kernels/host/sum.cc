@@ -33,7 +33,7 @@ namespace HWY_NAMESPACE {
 
 // All sources advance together and every output vector is written once, from registers. Adding a
 // few sources at a time over cache-sized strips reads fewer streams at once, but measured slower
-// for 2 to 16 sources.
+// for 4 to 16 sources.
 template <class Out, class In>
 struct SumKernel {
   const SumArgs& args;

@@ -1,0 +1,71 @@
+"""TIDE: collectives for PyTorch FSDP2 that know its layout.
+
+    import tide
+    fully_shard(...)               # as before
+    handle = tide.enable(model)    # after fully_shard, on every rank
+    print(handle.report())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+try:
+    from tide._core import Error
+except ImportError as error:
+    raise ImportError(
+        "tide._core is not built: install the wheel, or run cmake in the checkout"
+    ) from error
+
+if TYPE_CHECKING:
+    import torch.nn as nn
+
+    from tide.fsdp.enable import Handle
+
+__version__ = "0.1.0"
+__all__ = ["Error", "__version__", "disable", "enable"]
+
+_COLLECTIVES = ("all_gather", "reduce_scatter")
+
+
+def enable(
+    model: nn.Module,
+    mode: str = "auto",
+    strict: bool = False,
+    collectives: Sequence[str] = _COLLECTIVES,
+    timeout: float | None = None,
+) -> Handle:
+    """Runs the collectives of every ``fully_shard`` group inside ``model`` through TIDE.
+
+    Collective: every rank calls it at the same point of the program, before or after the first
+    step. Groups that TIDE cannot serve stay on torch's path, with the reason in the report.
+
+    Args:
+        model: the module that ``fully_shard`` was applied to, or one that contains such modules.
+        mode: "auto", "in_place" (gradients are read where autograd left them) or "slot_reuse".
+        strict: raise instead of using torch's path.
+        collectives: which of "all_gather" and "reduce_scatter" to take over.
+        timeout: seconds before a wait for a peer fails; the process group's own by default.
+
+    Returns:
+        A handle with ``report()``, ``counters`` and ``disable()``.
+
+    Raises:
+        tide.Error: "invalid_argument"; "mismatch" if ranks differ in models or options;
+            "out_of_memory"; "unsupported" with strict. Raised by all ranks alike.
+    """
+    from tide.fsdp.enable import Options, enable_model
+
+    return enable_model(model, Options(mode, strict, tuple(collectives), timeout))
+
+
+def disable(model: nn.Module) -> None:
+    """Returns ``model`` to torch's own collectives. Parameters that TIDE filled stay valid.
+
+    Raises:
+        tide.Error: "invalid_argument" if the model is not enabled.
+    """
+    from tide.fsdp.enable import disable_model
+
+    disable_model(model)

@@ -1,0 +1,1 @@
+"""The adapter between torch's FSDP2 and TIDE's collectives."""

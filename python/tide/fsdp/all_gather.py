@@ -1,0 +1,125 @@
+"""The all-gather: shards land where FSDP2 wants the unsharded parameters, so nothing is copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult, DefaultAllGather
+from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
+
+from tide.fsdp import patches
+from tide.fsdp.group import ALL_GATHER, CORE_DTYPES, GroupState, find
+
+if TYPE_CHECKING:
+    from tide.fsdp.slots import Slot
+
+_ISSUE_NAMES = patches.parameter_names("foreach_all_gather")
+_COPY_OUT_NAMES = patches.parameter_names("foreach_all_gather_copy_out")
+
+
+class TideAllGatherResult(AllGatherResult):
+    """What the group holds between issue and copy-out. The tuple's own tensors are empty."""
+
+    state: GroupState
+    slot: Slot
+
+
+def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
+    """Returns why this call must run on torch's path; rank-invariant."""
+    if ALL_GATHER in state.reasons:
+        return state.reasons[ALL_GATHER]
+    if call["async_op"]:
+        return "asynchronous unshard"
+    if type(call["all_gather_comm"]) is not DefaultAllGather:
+        return f"custom all-gather {type(call['all_gather_comm']).__name__}"
+    if call["group"].size() != state.world:
+        return "post-forward mesh"
+    if torch.compiler.is_compiling():
+        return "compiling"
+    params = call["fsdp_params"]
+    if len(params) != len(state.layouts):
+        return "a part of the group"
+    for param, layout in zip(params, state.layouts, strict=True):
+        if param.sharded_state is not ShardedState.SHARDED:
+            return "post-forward mesh"
+        shard = param._sharded_param_data
+        if type(shard) is not torch.Tensor or shard.dtype not in CORE_DTYPES:
+            return f"shard of {layout.name} is {type(shard).__name__} of {shard.dtype}"
+        wanted = shard.dtype if param.param_dtype is None else param.param_dtype
+        if wanted != layout.dtype:
+            return f"{layout.name} changed its dtype from {layout.dtype} to {wanted}"
+    return None
+
+
+def _issue(state: GroupState, slot: Slot, params: list[Any]) -> TideAllGatherResult:
+    """Runs the collective into ``slot``."""
+    shards = [param._sharded_param_data for param in params]
+    try:
+        state.channel.core.all_gather(
+            state.gid,
+            [shard.data_ptr() for shard in shards],
+            [CORE_DTYPES[shard.dtype] for shard in shards],
+            slot.segment_id,
+            slot.offset,
+        )
+    except BaseException:
+        slot.release()
+        raise
+    result = TideAllGatherResult(torch.empty(0), None, None, [], [], [])
+    result.state, result.slot = state, slot
+    slot.promise(result)
+    return result
+
+
+def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
+    """Takes the place of ``foreach_all_gather``."""
+    stock = patches.original("foreach_all_gather")
+    call = {**dict(zip(_ISSUE_NAMES, args, strict=False)), **kwargs}
+    params = call["fsdp_params"]
+    entry = find(params[0]) if params else None
+    if entry is None:
+        return stock(*args, **kwargs)
+    state = entry[0]
+    reason = _call_reason(state, call)
+    group = state.group_ref()
+    slot = None
+    with torch.no_grad():
+        if reason is None:
+            reason = state.attach(group)
+        if reason is None:
+            slot = state.pool.acquire(state.landing_bytes, group)
+        if slot is None:
+            state.fall_back(ALL_GATHER, reason or "no memory for another landing slot")
+            return stock(*args, **kwargs)
+        result = _issue(state, slot, params)
+    state.counters.tide(ALL_GATHER)
+    return result
+
+
+def land(result: TideAllGatherResult, params: list[Any]) -> None:
+    """Gives the unsharded storages their places in the slot.
+
+    The bytes are there already. Version counters stay as they are, as in FSDP2's own copy-out.
+    """
+    state, slot = result.state, result.slot
+    if state.landings is None:
+        raise RuntimeError(f"TIDE was disabled while an all-gather of {state.name} was pending")
+    state.landings.free()
+    state.landings.bind(slot.address, slot.hold)
+    try:
+        for param in params:
+            param.alloc_all_gather_outputs()
+    finally:
+        state.landings.unbind()
+        slot.land()
+
+
+def dispatch_copy_out(*args: Any, **kwargs: Any) -> None:
+    """Takes the place of ``foreach_all_gather_copy_out``."""
+    call = {**dict(zip(_COPY_OUT_NAMES, args, strict=False)), **kwargs}
+    result = call["all_gather_result"]
+    if isinstance(result, TideAllGatherResult):
+        land(result, call["fsdp_params"])
+        return
+    patches.original("foreach_all_gather_copy_out")(*args, **kwargs)

@@ -1,0 +1,164 @@
+"""One TIDE communicator for each process group, and the checks that all ranks agree."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tide import _core
+from tide.fsdp.errors import make_error
+from tide.fsdp.slots import align
+
+_DEFAULT_TIMEOUT_S = 1800.0
+
+
+def exchange_objects(value: object, process_group: dist.ProcessGroup) -> list[Any]:
+    """Returns the value of every rank of the process group, in rank order. Collective."""
+    values: list[Any] = [None] * process_group.size()
+    dist.all_gather_object(values, value, group=process_group)
+    return values
+
+
+def group_timeout(process_group: dist.ProcessGroup) -> float:
+    """Returns the process group's own time limit in seconds."""
+    try:
+        backend = process_group._get_backend(torch.device("cpu"))
+        return backend.options._timeout.total_seconds()
+    except (AttributeError, RuntimeError):
+        return _DEFAULT_TIMEOUT_S
+
+
+def first_difference(expected: Any, actual: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Returns (path, expected value, actual value) where two JSON values first differ."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in sorted(expected.keys() | actual.keys()):
+            inner = f"{path}.{key}" if path else key
+            if found := first_difference(expected.get(key), actual.get(key), inner):
+                return found
+        return None
+    if isinstance(expected, list) and isinstance(actual, list):
+        for i, (left, right) in enumerate(zip(expected, actual, strict=False)):
+            if found := first_difference(left, right, f"{path}[{i}]"):
+                return found
+        if len(expected) != len(actual):
+            return f"len({path})", len(expected), len(actual)
+        return None
+    return None if expected == actual else (path, expected, actual)
+
+
+def check_agreement(
+    signature: dict[str, Any], failure: tuple[str, str] | None, process_group: dist.ProcessGroup
+) -> None:
+    """Compares what every rank is about to enable. Collective.
+
+    Args:
+        signature: JSON-like description of the model and the options on this rank.
+        failure: (code, message) if this rank cannot go on, else None.
+        process_group: the ranks to compare.
+
+    Raises:
+        tide.Error: the first rank's failure, or "mismatch"; the same on all ranks.
+    """
+    text = json.dumps(signature, sort_keys=True)
+    answers = exchange_objects((text, failure), process_group)
+    own = process_group.rank()
+    for rank, (_, failed) in enumerate(answers):
+        if failed is not None:
+            code, message = failed
+            raise make_error(code, f"rank {rank}: {message}", own, operation="enable")
+    expected = json.loads(answers[0][0])
+    for rank, (other, _) in enumerate(answers):
+        if found := first_difference(expected, json.loads(other)):
+            path, left, right = found
+            raise make_error(
+                "mismatch",
+                "tide.enable expects the same model and options on all ranks, but they differ at "
+                f"{path}: {left!r} on rank 0, {right!r} on rank {rank}; "
+                "build the model alike on every rank",
+                own,
+                operation="enable",
+            )
+
+
+class Channel:
+    """A communicator, with the ranges of its segments that no slot pool uses at present."""
+
+    def __init__(self, process_group: dist.ProcessGroup, timeout: float) -> None:
+        def exchange(payload: bytes) -> list[bytes]:
+            return exchange_objects(payload, process_group)
+
+        self.world, self.rank = process_group.size(), process_group.rank()
+        self.timeout = timeout
+        self.core = _core.Communicator(self.rank, self.world, exchange, timeout)
+        self._segments: dict[int, Any] = {}
+        self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
+        self._staging = 0
+
+    def take_ranges(self, sizes: list[int], label: str) -> list[tuple[Any, int, int]]:
+        """Returns (segment, offset, capacity) for each size in bytes. Collective.
+
+        Spare ranges come first; the rest lie in one new segment.
+        """
+        capacities = [max(align(size), align(1)) for size in sizes]
+        spare = sorted(self._spare)
+        found: list[tuple[int, int, int] | None] = []
+        for capacity in capacities:
+            fit = next((r for r in spare if capacity <= r[0] <= 2 * capacity), None)
+            if fit is not None:
+                spare.remove(fit)
+            found.append(fit)
+        missing = sum(c for c, fit in zip(capacities, found, strict=True) if fit is None)
+        fresh = self.core.add_segment(missing, label) if missing else None
+        if fresh is not None:
+            self._segments[fresh.id] = fresh
+        self._spare = spare
+        ranges, offset = [], 0
+        for capacity, fit in zip(capacities, found, strict=True):
+            if fit is not None:
+                ranges.append((self._segments[fit[1]], fit[2], fit[0]))
+            else:
+                ranges.append((fresh, offset, capacity))
+                offset += capacity
+        return ranges
+
+    def give_range(self, segment_id: int, offset: int, capacity: int) -> None:
+        """Makes a range available to later slot pools."""
+        self._spare.append((capacity, segment_id, offset))
+
+    def reserve_staging(self, size: int) -> None:
+        """Grows the reduce-scatter staging to ``size`` bytes a rank. Collective when it grows."""
+        if size > self._staging:
+            self.core.reserve_staging(size)
+            self._staging = size
+
+
+_channels: dict[str, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
+
+
+def channel_for(process_group: dist.ProcessGroup, timeout: float | None) -> Channel:
+    """Returns the process group's channel, creating it at the first call. Collective.
+
+    Raises:
+        tide.Error: "unsupported" if its ranks do not share memory.
+    """
+    name = process_group.group_name
+    known = _channels.get(name)
+    if known is not None and known[0]() is process_group:
+        return known[1]
+    if known is not None:
+        known[1].core.close()  # an earlier process group of that name, destroyed since
+    seconds = group_timeout(process_group) if timeout is None else timeout
+    channel = Channel(process_group, seconds)
+    _channels[name] = (weakref.ref(process_group), channel)
+    return channel
+
+
+def close_all() -> None:
+    """Closes every communicator. Parameters that lie in their segments stay valid."""
+    for _, channel in _channels.values():
+        channel.core.close()
+    _channels.clear()

@@ -1,0 +1,73 @@
+"""What runs where, and why: the report of an enabled model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(size: float) -> str:
+    """Returns a number of bytes with a unit, for people."""
+    for unit in _UNITS[:-1]:
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def format_table(header: list[str], rows: list[list[str]]) -> str:
+    """Returns left-aligned columns separated by two spaces."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of an enabled model on this rank.
+
+    Attributes:
+        groups: one dict for each FSDP2 group: "name", "all_gather" and "reduce_scatter" with
+            "tide" or "stock", "reason" (empty if both run on TIDE), "landing_bytes", "calls".
+        mode: the mode that was asked for.
+        notes: sentences about choices that differ from what was asked for.
+        memory: bytes by use: "landing" and "slots" (a number).
+        world: ranks of the first group.
+    """
+
+    groups: list[dict[str, Any]]
+    mode: str
+    notes: list[str]
+    memory: dict[str, int]
+    world: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the report as plain values."""
+        return {
+            "mode": self.mode,
+            "world": self.world,
+            "groups": self.groups,
+            "memory": self.memory,
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        header = ["group", "all-gather", "reduce-scatter", "landing", "tide calls", "reason"]
+        rows = []
+        for group in self.groups:
+            calls = [group["calls"][c] for c in ("all_gather", "reduce_scatter")]
+            ran = "  ".join(f"{c['tide']}/{c['tide'] + c['stock']}" for c in calls)
+            cells = [group["name"], group["all_gather"], group["reduce_scatter"]]
+            rows.append(
+                [*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"]
+            )
+        title = f"TIDE, {self.world} ranks, mode {self.mode}"
+        memory = (
+            f"{self.memory['slots']} landing slots, {format_bytes(self.memory['landing'])} a rank"
+        )
+        return "\n".join([title, format_table(header, rows), memory, *self.notes])

@@ -1,0 +1,147 @@
+"""Landing slots: memory that all-gathers write unsharded parameters to.
+
+A slot is a range of a symmetric segment. All ranks must choose the same slot for a call, so the
+choice depends only on what every rank does in the same order: issues of all-gathers, and resizes
+of unsharded storages to zero. Garbage collection takes no part in it.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from tide._core import Error
+from tide.fsdp.storage import SlotHold
+
+if TYPE_CHECKING:
+    from tide.fsdp.communicators import Channel
+
+ALIGNMENT = 256  # bytes; GEMM kernels want aligned parameters
+
+
+def align(size: int) -> int:
+    """Rounds a number of bytes up to the alignment of slots."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class SlotState(enum.Enum):
+    """Life of a slot: free, then gathering from issue to copy-out, then live until reshard."""
+
+    FREE = "free"
+    GATHERING = "gathering"
+    LIVE = "live"
+
+
+class Slot:
+    """One range of a segment: ``capacity`` bytes at ``offset``, mapped at ``address``."""
+
+    __slots__ = (
+        "_group",
+        "_result",
+        "address",
+        "capacity",
+        "hold",
+        "index",
+        "offset",
+        "segment_id",
+        "state",
+    )
+
+    def __init__(self, index: int, segment: Any, offset: int, capacity: int) -> None:
+        self.index = index
+        self.segment_id: int = segment.id
+        self.offset, self.capacity = offset, capacity
+        self.address: int = segment.address + offset
+        self.hold = SlotHold(segment.lease())
+        self.state = SlotState.FREE
+        self._group: weakref.ref[Any] | None = None
+        self._result: object = None
+
+    def start(self, group: Any) -> None:
+        """Marks an all-gather of ``group``, an FSDPParamGroup, as under way."""
+        self.state, self._group, self._result = SlotState.GATHERING, weakref.ref(group), None
+
+    def promise(self, result: object) -> None:
+        """Records the result that the group holds while the slot is gathering."""
+        self._result = result
+
+    def land(self) -> None:
+        """Marks the slot as owned by the storages that now lie in it."""
+        self.state, self._result = SlotState.LIVE, None
+
+    def release(self) -> None:
+        """Marks the slot as free."""
+        self.state, self._group, self._result = SlotState.FREE, None, None
+
+    def settle(self) -> None:
+        """Frees the slot if its all-gather was dropped or its last storage was resized to zero."""
+        if self.state is SlotState.GATHERING:
+            group = self._group() if self._group is not None else None
+            if group is None or group._all_gather_result is not self._result:
+                self.release()
+        elif self.state is SlotState.LIVE and self.hold.live == 0:
+            self.release()
+
+
+class SlotPool:
+    """The slots of one enabled model on one communicator."""
+
+    def __init__(self, channel: Channel, label: str) -> None:
+        self._channel = channel
+        self._label = label
+        self.slots: list[Slot] = []
+        self._refused: int | None = None  # smallest growth that memory did not allow
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(slot.capacity for slot in self.slots)
+
+    def reserve(self, sizes: list[int]) -> None:
+        """Adds one slot for each size in bytes. Collective.
+
+        Raises:
+            tide.Error: "out_of_memory", on all ranks.
+        """
+        for segment, offset, capacity in self._channel.take_ranges(sizes, self._label):
+            self.slots.append(Slot(len(self.slots), segment, offset, capacity))
+
+    def acquire(self, size: int, group: Any) -> Slot | None:
+        """Returns the smallest free slot of at least ``size`` bytes, growing if there is none.
+
+        Collective when it grows, which all ranks do at the same call. Returns None if memory does
+        not allow it.
+        """
+        for slot in self.slots:
+            slot.settle()
+        fitting = [s for s in self.slots if s.state is SlotState.FREE and s.capacity >= size]
+        if fitting:
+            slot = min(fitting, key=lambda s: (s.capacity, s.index))
+        elif self._grow(size):
+            slot = self.slots[-1]
+        else:
+            return None
+        slot.start(group)
+        return slot
+
+    def _grow(self, size: int) -> bool:
+        if self._refused is not None and size >= self._refused:
+            return False
+        try:
+            self.reserve([size])
+        except Error as error:
+            if error.code != "out_of_memory":
+                raise
+            self._refused = size
+            return False
+        return True
+
+    def close(self) -> None:
+        """Returns the memory of free slots to the communicator; what is live keeps its own."""
+        for slot in self.slots:
+            slot.settle()
+            if slot.state is not SlotState.LIVE:
+                self._channel.give_range(slot.segment_id, slot.offset, slot.capacity)
+            slot.hold.close()
+        self.slots = []

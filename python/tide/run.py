@@ -1,0 +1,105 @@
+"""Runs a training script with TIDE enabled for every ``fully_shard`` root in it.
+
+    python -m tide.run [options] train.py arguments...
+    torchrun --nproc-per-node 4 -m tide.run train.py arguments...
+
+A root is enabled when its first forward begins. Rank 0 prints the report once to stderr, after the
+first backward or at exit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import functools
+import os
+import runpy
+import sys
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+from tide.fsdp.enable import Handle, Options, enable_model
+
+_COLLECTIVES = ("all_gather", "reduce_scatter")
+
+
+class _Reporter:
+    """Prints the report of the first enabled root once, on rank 0."""
+
+    def __init__(self) -> None:
+        self._handles: list[Handle] = []
+        self._printed = False
+        self._rank = 0
+
+    def add(self, handle: Handle) -> None:
+        """Remembers a handle; keeps it alive until the end of the process."""
+        self._handles.append(handle)
+        self._rank = dist.get_rank()
+
+    def show(self) -> None:
+        """Prints all reports unless printed before."""
+        if self._printed or not self._handles:
+            return
+        self._printed = True
+        if self._rank == 0:
+            for handle in self._handles:
+                print(handle.report(), file=sys.stderr, flush=True)
+
+
+def hook_roots(options: Options) -> _Reporter:
+    """Enables every FSDP2 root at the end of its lazy initialization."""
+    reporter = _Reporter()
+    lazy_init, final_callback = FSDPState._lazy_init, FSDPState._root_post_backward_final_callback
+
+    @functools.wraps(lazy_init)
+    def enabling_lazy_init(self: FSDPState) -> Any:
+        fresh = self._is_root is None
+        result = lazy_init(self)
+        if fresh and self._is_root:
+            reporter.add(enable_model(self._modules[0], options))
+        return result
+
+    @functools.wraps(final_callback)
+    def reporting_final_callback(self: FSDPState) -> Any:
+        result = final_callback(self)
+        reporter.show()
+        return result
+
+    FSDPState._lazy_init = enabling_lazy_init
+    FSDPState._root_post_backward_final_callback = reporting_final_callback
+    atexit.register(reporter.show)
+    return reporter
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tide.run", description=__doc__.split("\n")[0])
+    parser.add_argument("--strict", action="store_true", help="fail instead of using torch's path")
+    parser.add_argument("--mode", default="auto", choices=("auto", "in_place", "slot_reuse"))
+    parser.add_argument("--timeout", type=float, help="seconds before a wait for a peer fails")
+    parser.add_argument(
+        "--collectives",
+        default=",".join(_COLLECTIVES),
+        help="comma-separated: all_gather, reduce_scatter",
+    )
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parses the options before the script, then runs the script as ``__main__``."""
+    parsed = _parse(sys.argv[1:] if arguments is None else arguments)
+    collectives = tuple(name for name in parsed.collectives.split(",") if name)
+    options = Options(parsed.mode, parsed.strict, collectives, parsed.timeout)
+    if (problem := options.problem()) is not None:
+        sys.exit(f"tide.run: {problem}")
+    hook_roots(options)
+    sys.argv = [parsed.script, *parsed.arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(parsed.script))
+    runpy.run_path(parsed.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

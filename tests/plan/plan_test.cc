@@ -1,0 +1,195 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "testing/cases.h"
+#include "tide/error.h"
+#include "tide/plan.h"
+
+namespace tide {
+namespace {
+
+constexpr int kMaxRanks = 9;
+
+ReduceScatterSpec SpecOf(const GroupLayout& layout, DType dtype) {
+  ReduceScatterSpec spec;
+  for (size_t p = 0; p < layout.params().size(); ++p) spec.params.push_back(static_cast<int>(p));
+  spec.grad_dtypes.assign(layout.params().size(), dtype);
+  return spec;
+}
+
+std::vector<Program> AllRanks(int ranks, const std::function<Program(int)>& plan) {
+  std::vector<Program> programs;
+  for (int rank = 0; rank < ranks; ++rank) programs.push_back(plan(rank));
+  return programs;
+}
+
+// What every rank's signals add to (rank, counter kind, producer).
+std::map<std::tuple<int, int, int>, int64_t> Produced(const std::vector<Program>& programs) {
+  std::map<std::tuple<int, int, int>, int64_t> produced;
+  for (const Program& program : programs) {
+    for (const Operation& op : program.operations) {
+      if (op.kind != OpKind::kSignal) continue;
+      EXPECT_EQ(op.counter.producer, program.rank);
+      ++produced[{op.peer, static_cast<int>(op.counter.kind), op.counter.producer}];
+    }
+  }
+  return produced;
+}
+
+void ExpectCountersBalance(const std::vector<Program>& programs) {
+  auto produced = Produced(programs);
+  for (const Program& program : programs) {
+    for (const Increment& inc : program.increments) {
+      const auto key = std::tuple(program.rank, static_cast<int>(inc.counter.kind), inc.counter.producer);
+      EXPECT_EQ(produced[key], inc.value);
+      produced.erase(key);
+    }
+  }
+  EXPECT_TRUE(produced.empty());
+}
+
+// Every rank's operations in one FIFO, executed round robin: it must come to its end.
+void ExpectNoDeadlockAsFifo(const std::vector<Program>& programs) {
+  std::map<std::tuple<int, int, int>, int64_t> counters;
+  std::vector<size_t> next(programs.size(), 0);
+  bool progress = true;
+  while (progress) {
+    progress = false;
+    for (size_t r = 0; r < programs.size(); ++r) {
+      while (next[r] < programs[r].operations.size()) {
+        const Operation& op = programs[r].operations[next[r]];
+        const int kind = static_cast<int>(op.counter.kind);
+        // From an idle start: a wait for +0 is satisfied.
+        if (op.kind == OpKind::kWait && counters[{static_cast<int>(r), kind, op.counter.producer}] < op.value) break;
+        if (op.kind == OpKind::kSignal) ++counters[{op.peer, kind, op.counter.producer}];
+        ++next[r];
+        progress = true;
+      }
+    }
+  }
+  for (size_t r = 0; r < programs.size(); ++r) {
+    EXPECT_EQ(next[r], programs[r].operations.size())
+        << "rank " << r << " is stuck at " << ToString(programs[r], programs[r].operations[next[r]]);
+  }
+}
+
+void ExpectRefsInBounds(const Program& program) {
+  const auto inside = [&](Ref ref, int64_t bytes) {
+    ASSERT_GE(ref.offset, 0);
+    ASSERT_LE(ref.offset + bytes, program.buffers[static_cast<size_t>(ref.buffer)].bytes)
+        << ToString(program.buffers[static_cast<size_t>(ref.buffer)]);
+  };
+  for (const Operation& op : program.operations) {
+    for (const Piece& p : op.pieces) {
+      inside(p.dst, p.row_bytes);
+      inside(p.src, p.row_bytes);
+    }
+    for (const CastPiece& p : op.casts) {
+      inside(p.dst, p.elems * static_cast<int64_t>(ItemSize(p.dst_dtype)));
+      inside(p.src, p.elems * static_cast<int64_t>(ItemSize(p.src_dtype)));
+    }
+    for (const SumPiece& p : op.sums) {
+      inside(p.dst, p.elems * static_cast<int64_t>(ItemSize(p.dst_dtype)));
+      for (const Ref& source : p.sources) inside(source, p.elems * static_cast<int64_t>(ItemSize(p.src_dtype)));
+    }
+  }
+}
+
+TEST(PlanAllGather, CountersBalanceAndFifoEnds) {
+  for (const auto& shape : testing::ShapeCases()) {
+    for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
+      const Topology topology{1, ranks};
+      const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
+      for (const DType shard : {DType::kBF16, DType::kF32}) {
+        const std::vector<DType> dtypes(layout.params().size(), shard);
+        const auto programs =
+            AllRanks(ranks, [&](int rank) { return PlanAllGather(layout, dtypes, topology, rank); });
+        ExpectCountersBalance(programs);
+        ExpectNoDeadlockAsFifo(programs);
+        for (const Program& program : programs) ExpectRefsInBounds(program);
+      }
+    }
+  }
+}
+
+TEST(PlanReduceScatter, CountersBalanceAndFifoEnds) {
+  for (const auto& shape : testing::ShapeCases()) {
+    for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
+      const Topology topology{1, ranks};
+      const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
+      const ReduceScatterSpec spec = SpecOf(layout, DType::kBF16);
+      const int64_t whole = std::max(StagedBytes(layout, spec), kStagingAlignment);
+      for (const StagingOptions& staging :
+           {StagingOptions{whole, 1}, StagingOptions{64, 1}, StagingOptions{64, 2}, StagingOptions{192, 3}}) {
+        const auto programs = AllRanks(
+            ranks, [&](int rank) { return PlanReduceScatter(layout, spec, topology, rank, staging); });
+        ExpectCountersBalance(programs);
+        ExpectNoDeadlockAsFifo(programs);
+        for (const Program& program : programs) ExpectRefsInBounds(program);
+      }
+    }
+  }
+}
+
+TEST(PlanReduceScatter, SumsInLocalRankOrderOwnLast) {
+  const Topology topology{1, 4};
+  const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 4);
+  const Program program =
+      PlanReduceScatter(layout, SpecOf(layout, DType::kBF16), topology, 1, {1024, 1});
+  for (const Operation& op : program.operations) {
+    if (op.kind != OpKind::kSum) continue;
+    ASSERT_EQ(op.sums.size(), 1U);
+    std::vector<std::string> order;
+    for (const Ref& source : op.sums[0].sources) {
+      order.push_back(ToString(program.buffers[static_cast<size_t>(source.buffer)]));
+    }
+    // Ranks 0, 2, 3 seen from owner 1 are at distances 3, 1, 2.
+    EXPECT_EQ(order, (std::vector<std::string>{"staging[3]", "staging[1]", "staging[2]", "gradient[0]"}));
+  }
+}
+
+TEST(Plan, SeveralNodesAreRefusedByName) {
+  const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 4);
+  try {
+    PlanAllGather(layout, {DType::kBF16}, Topology{2, 2}, 0);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  }
+}
+
+TEST(Plan, BadInputIsRefused) {
+  const Topology topology{1, 2};
+  const GroupLayout layout("g", {{"p", 8, 2, DType::kU8}}, 2);
+  EXPECT_THROW(PlanAllGather(layout, {}, topology, 0), Error);
+  EXPECT_THROW(PlanAllGather(layout, {DType::kF32}, topology, 0), Error);
+  EXPECT_THROW(PlanAllGather(layout, {DType::kU8}, topology, 2), Error);
+  EXPECT_THROW(PlanReduceScatter(layout, {{0}, {DType::kU8}}, topology, 0, {64, 1}), Error);
+  EXPECT_THROW(PlanReduceScatter(layout, {{1}, {DType::kF32}}, topology, 0, {64, 1}), Error);
+  EXPECT_THROW(PlanReduceScatter(layout, {{0}, {}}, topology, 0, {64, 1}), Error);
+  EXPECT_THROW(PlanReduceScatter(layout, {{0}, {DType::kF32}}, topology, 0, {8, 1}), Error);
+}
+
+TEST(Program, FloorKeepsDataOnly) {
+  const Topology topology{1, 3};
+  const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 3);
+  const Program floor = WithoutSynchronisation(PlanAllGather(layout, {DType::kF32}, topology, 0));
+  ASSERT_EQ(floor.operations.size(), 2U);
+  EXPECT_EQ(floor.operations[0].kind, OpKind::kCast);
+  EXPECT_EQ(floor.operations[1].kind, OpKind::kMulticast);
+}
+
+TEST(Program, PrintsTextAndJson) {
+  const Topology topology{1, 2};
+  const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 2);
+  const Program program =
+      PlanReduceScatter(layout, SpecOf(layout, DType::kBF16), topology, 0, {64, 1});
+  EXPECT_NE(ToText(program).find("filled of rank 1"), std::string::npos);
+  EXPECT_NE(ToJson(program).find("\"op\": \"sum\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tide
