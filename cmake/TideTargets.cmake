@@ -19,6 +19,10 @@ function(tide_target_options target)
     -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off
     $<$<AND:$<NOT:$<CONFIG:Debug>>,$<NOT:$<BOOL:${TIDE_SANITIZE}>>>:-O3>
     $<$<BOOL:${TIDE_WERROR}>:-Werror>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # g++ 12 sees overlap in std::string's own operator+ (GCC bug 105651).
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
     # The portable baseline; wider instructions are chosen at run time, kernel by kernel.
     target_compile_options(${target} PRIVATE -march=x86-64-v2)

@@ -248,7 +248,8 @@ def no_memory(context: Context) -> None:
             Channel.take_ranges = refuse
 
     handle = fm.parity(context, fm.Setup(blocks=5), drive)
-    assert handle.counters["all_gather"]["reasons"] == {"no memory for another landing slot": 2}
+    reasons = handle.counters["all_gather"]["reasons"]
+    assert reasons == {"no memory for another landing slot": 3}, reasons
     assert handle.counters["all_gather"]["tide"] > 0
 
 
