@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GTEST_RUN = re.compile(r"^\[ RUN      \] (\S+)", re.MULTILINE)
-GTEST_END = re.compile(r"\[  ?(     OK|  FAILED|SKIPPED) ?\] ([\w/]+\.[\w/]+)")
+GTEST_END = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+)", re.MULTILINE)
 PYTEST_BEGIN = re.compile(r"^(tests/\S+::.+?) (?=PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|$)", re.M)
 PYTEST_END = re.compile(r"^(tests/\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b", re.M)
 PYTEST_NO_TESTS = 5
@@ -114,7 +114,7 @@ def read_gtest_json(path: Path) -> Outcome:
 def read_dead_gtest(process: Process, names: list[str], limit_s: float) -> Outcome:
     """Counts of a run that ended early: by the progress lines, the rest failed."""
     outcome = Outcome()
-    ends = {name: word.strip() for word, name in GTEST_END.findall(process.log)}
+    ends = {name: word for word, name in GTEST_END.findall(process.log)}
     started = set(GTEST_RUN.findall(process.log))
     for name in names:
         if ends.get(name) == "OK":
@@ -144,9 +144,7 @@ def run_gtest(binary: str, limit_s: float, fast: bool) -> Outcome:
         report = Path(folder) / "report.json"
         process = run_process([binary, test_filter, f"--gtest_output=json:{report}"], limit_s)
         complete = process.code in (0, 1) and report.exists()
-        outcome = (
-            read_gtest_json(report) if complete else read_dead_gtest(process, names, limit_s)
-        )
+        outcome = read_gtest_json(report) if complete else read_dead_gtest(process, names, limit_s)
     if process.code != 0 and not outcome.failed:
         outcome.failed.append(("(exit of the binary)", process.reason(limit_s)))
     outcome.log = process.log
@@ -175,7 +173,9 @@ def read_dead_pytest(process: Process, limit_s: float) -> Outcome:
     ends = dict(PYTEST_END.findall(process.log))
     words = list(ends.values())
     outcome = Outcome(words.count("PASSED"), words.count("SKIPPED"))
-    outcome.failed = [(name, "failed") for name, word in ends.items() if word in ("FAILED", "ERROR")]
+    outcome.failed = [
+        (name, "failed") for name, word in ends.items() if word in ("FAILED", "ERROR")
+    ]
     running = [name for name in PYTEST_BEGIN.findall(process.log) if name not in ends]
     culprit = running[-1] if running else "(before the first or after the last test)"
     outcome.failed.append((culprit, f"{process.reason(limit_s)}; later tests did not run"))
@@ -189,8 +189,8 @@ def run_pytest(path: Path, limit_s: float, fast: bool) -> Outcome:
         report = Path(folder) / "report.xml"
         name = path.relative_to(ROOT).as_posix()
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", name]
-        # The stacks of a hanging test are printed shortly before it is killed.
-        command += [f"--junitxml={report}", "-o", f"faulthandler_timeout={0.9 * limit_s:.0f}"]
+        # The stacks of a hanging test are printed halfway to the time limit.
+        command += [f"--junitxml={report}", "-o", f"faulthandler_timeout={0.5 * limit_s:.1f}"]
         process = run_process(command + (["-m", "not slow"] if fast else []), limit_s, env)
         if process.code == PYTEST_NO_TESTS:
             return Outcome(log=process.log)

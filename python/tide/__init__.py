@@ -1,5 +1,7 @@
 """TIDE: collectives for PyTorch FSDP2 that know its layout.
 
+Three lines of a training script:
+
     import tide
     fully_shard(...)               # as before
     handle = tide.enable(model)    # after fully_shard, on every rank

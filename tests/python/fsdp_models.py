@@ -19,6 +19,7 @@ BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torc
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
     "bf16_fp32": BF16_POLICY,
+    "fp16_fp32": MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32),
     "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
     "bf16_params": BF16_POLICY,  # the model itself is in bf16 too
 }

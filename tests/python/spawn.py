@@ -1,5 +1,7 @@
 """Groups of rank processes that stay up for many tests, since starting one costs seconds.
 
+For example:
+
     def body(context, argument): ...           # in an importable module
     ranks = RankGroup(2); ranks.run(body, 3)   # raises in the parent if any rank raised
 """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 VOCABULARY = 256
@@ -70,8 +72,12 @@ class Mlp(nn.Module):
 
 
 def shard(model: nn.Module, param_dtype: torch.dtype | None = torch.bfloat16) -> nn.Module:
-    """Applies `fully_shard` to every entry of `model.blocks`, then to the root; reduces in fp32."""
+    """Applies `fully_shard` to every entry of `model.blocks`, then to the root; reduces in fp32.
+
+    The mesh is all ranks on CPU, also where torch would rather take an accelerator.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)
-    return fully_shard(model, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -22,7 +22,9 @@ def load_text(folder: Path | None = None, minimum_bytes: int = MIN_BYTES) -> byt
     """
     root = folder if folder is not None else Path(sysconfig.get_path("stdlib"))
     files = sorted(
-        path for path in root.rglob("*.py") if not _SKIPPED.intersection(path.relative_to(root).parts)
+        path
+        for path in root.rglob("*.py")
+        if not _SKIPPED.intersection(path.relative_to(root).parts)
     )
     text = bytearray()
     for path in files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,9 @@ import torch.distributed as dist
 from tide import _core
 from tide.fsdp.errors import make_error
 from tide.fsdp.slots import align
+
+if TYPE_CHECKING:
+    from tide.fsdp.slots import Slot
 
 _DEFAULT_TIMEOUT_S = 1800.0
 
@@ -88,15 +91,20 @@ class Channel:
     """A communicator, with the ranges of its segments that no slot pool uses at present."""
 
     def __init__(self, process_group: dist.ProcessGroup, timeout: float) -> None:
-        def exchange(payload: bytes) -> list[bytes]:
-            return exchange_objects(payload, process_group)
-
+        self._process_group = weakref.ref(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
-        self.core = _core.Communicator(self.rank, self.world, exchange, timeout)
+        self.core = _core.Communicator(self.rank, self.world, self._exchange, timeout)
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
+        self._retired: list[Slot] = []
         self._staging = 0
+
+    def _exchange(self, payload: bytes) -> list[bytes]:
+        process_group = self._process_group()
+        if process_group is None:
+            raise RuntimeError("the process group of this communicator was destroyed")
+        return exchange_objects(payload, process_group)
 
     def take_ranges(self, sizes: list[int], label: str) -> list[tuple[Any, int, int]]:
         """Returns (segment, offset, capacity) for each size in bytes. Collective.
@@ -125,9 +133,30 @@ class Channel:
                 offset += capacity
         return ranges
 
-    def give_range(self, segment_id: int, offset: int, capacity: int) -> None:
-        """Makes a range available to later slot pools."""
-        self._spare.append((capacity, segment_id, offset))
+    def give(self, slot: Slot) -> None:
+        """Makes a free slot available to later pools; the same order on all ranks."""
+        slot.hold.close()
+        self._spare.append((slot.capacity, slot.segment_id, slot.offset))
+
+    def retire(self, slot: Slot) -> None:
+        """Keeps a slot until ``reclaim`` finds it unused on all ranks."""
+        self._retired.append(slot)
+
+    def reclaim(self) -> None:
+        """Takes back the retired slots that no rank uses any more. Collective.
+
+        Tensors die when each rank's garbage collection says so; hence the exchange.
+        """
+        unused = {(s.segment_id, s.offset) for s in self._retired if s.hold.live == 0}
+        answers = exchange_objects(unused, self._process_group())
+        everywhere = set.intersection(*answers)
+        kept = []
+        for slot in self._retired:
+            if (slot.segment_id, slot.offset) in everywhere:
+                self.give(slot)
+            else:
+                kept.append(slot)
+        self._retired = kept
 
     def reserve_staging(self, size: int) -> None:
         """Grows the reduce-scatter staging to ``size`` bytes a rank. Collective when it grows."""
@@ -162,3 +191,8 @@ def close_all() -> None:
     for _, channel in _channels.values():
         channel.core.close()
     _channels.clear()
+
+
+def open_cores() -> list[_core.Communicator]:
+    """Returns the communicators in use, for tracing."""
+    return [channel.core for _, channel in _channels.values()]

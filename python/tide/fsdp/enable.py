@@ -125,9 +125,7 @@ def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
     }
 
 
-def _prepare(
-    model: nn.Module, members: list[_Member], options: Options
-) -> tuple[str, str] | None:
+def _prepare(model: nn.Module, members: list[_Member], options: Options) -> tuple[str, str] | None:
     """Does everything that can fail on this rank alone. Returns (code, message) of a failure."""
     problem = options.problem()
     if problem is None and not members:
@@ -217,6 +215,7 @@ def _connect(
                 member.state.reasons.setdefault(collective, f"not one node: {error}")
         _check_strict(served)
         return None
+    channel.reclaim()
     pool = SlotPool(channel, "landing")
     try:
         for member in served:
@@ -237,6 +236,9 @@ class Handle:
         self._model = weakref.ref(model)
         self._options, self._states, self._pools = options, states, pools
         self._enabled = True
+        # The model may die enabled; nothing in the program's order follows from that.
+        self._at_death = weakref.finalize(model, _abandon, states, pools)
+        self._at_death.atexit = False
 
     @property
     def counters(self) -> dict[str, dict[str, Any]]:
@@ -252,23 +254,34 @@ class Handle:
         """The landing slots, one pool for each process group."""
         return tuple(self._pools)
 
+    def _timeout_notes(self) -> set[str]:
+        """Says if a communicator made earlier keeps another time limit than was asked for."""
+        asked = self._options.timeout
+        channels = [state.channel for state in self._states if state.channel is not None]
+        return {
+            f"the communicator was made earlier with a timeout of {channel.timeout:g} s"
+            for channel in channels
+            if asked is not None and channel.timeout != asked
+        }
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
         for state in self._states:
-            reasons = {f"{c}: {r}" if len(state.reasons) < 2 else r for c, r in
-                       state.reasons.items()}
+            reasons = set(state.reasons.values())
+            if len(state.reasons) == 1:
+                reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
             rows.append(
                 {
                     "name": state.name,
                     "all_gather": state.path(ALL_GATHER),
                     "reduce_scatter": state.path(REDUCE_SCATTER),
                     "reason": "; ".join(sorted(reasons)),
-                    "landing_bytes": state.landing_bytes,
+                    "landing_bytes": state.landing_bytes if ALL_GATHER not in state.reasons else 0,
                     "calls": state.counters.as_dict(),
                 }
             )
-        notes = []
+        notes = list(self._timeout_notes())
         if self._options.mode == "slot_reuse":
             notes.append(
                 "mode slot_reuse runs as in_place: on CPU gradients are consumed inside the call"
@@ -290,6 +303,7 @@ class Handle:
         if not self._enabled:
             return
         self._enabled = False
+        self._at_death.detach()
         for state in self._states:
             group = state.group_ref()
             if group is not None:
@@ -310,6 +324,15 @@ class Handle:
 
     def __exit__(self, *unused: object) -> None:
         self.disable()
+
+
+def _abandon(states: list[GroupState], pools: list[SlotPool]) -> None:
+    """Cleans up after a model that was garbage-collected while enabled."""
+    for state in states:
+        state.detach()
+    for pool in pools:
+        pool.abandon()
+    patches.remove()
 
 
 _handles: weakref.WeakKeyDictionary[nn.Module, Handle] = weakref.WeakKeyDictionary()

@@ -232,7 +232,9 @@ class GroupState:
         """
         if self.landings is not None:
             kept = zip(group.fsdp_params, self.outputs, strict=True)
-            if all(len(p.all_gather_outputs) == 1 and p.all_gather_outputs[0] is t for p, t in kept):
+            if all(
+                len(p.all_gather_outputs) == 1 and p.all_gather_outputs[0] is t for p, t in kept
+            ):
                 return None
             self.detach()
         tensors = []

@@ -63,9 +63,7 @@ class Report:
             calls = [group["calls"][c] for c in ("all_gather", "reduce_scatter")]
             ran = "  ".join(f"{c['tide']}/{c['tide'] + c['stock']}" for c in calls)
             cells = [group["name"], group["all_gather"], group["reduce_scatter"]]
-            rows.append(
-                [*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"]
-            )
+            rows.append([*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"])
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
         memory = (
             f"{self.memory['slots']} landing slots, {format_bytes(self.memory['landing'])} a rank"

@@ -138,10 +138,20 @@ class SlotPool:
         return True
 
     def close(self) -> None:
-        """Returns the memory of free slots to the communicator; what is live keeps its own."""
+        """Returns the slots to the communicator, at the same point of the program on all ranks.
+
+        What is live keeps its memory, and follows when all ranks are done with it.
+        """
         for slot in self.slots:
             slot.settle()
-            if slot.state is not SlotState.LIVE:
-                self._channel.give_range(slot.segment_id, slot.offset, slot.capacity)
-            slot.hold.close()
+            if slot.state is SlotState.LIVE:
+                self._channel.retire(slot)
+            else:
+                self._channel.give(slot)
+        self.slots = []
+
+    def abandon(self) -> None:
+        """Does what ``close`` does when garbage collection, not the program, ends the pool."""
+        for slot in self.slots:
+            self._channel.retire(slot)
         self.slots = []

@@ -1,0 +1,5 @@
+"""`python -m tide` is the `tide` command."""
+
+from tide.cli import main
+
+main()

@@ -1,0 +1,233 @@
+"""All-gather and reduce-scatter beside what FSDP2 pays today and beside the memory's own speed.
+
+    rows = run("all-gather", ranks=4, preset="small", rounds=20)
+
+Three things alternate in every round, by the same processes: TIDE, the floor (the same copies and sums with all
+waiting removed), and stock (gloo with FSDP2's packing and unpacking). Each is timed barrier to barrier, on the
+slowest rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tide.bench.launch import Context, launch, require_memory
+from tide.bench.stats import Interval, median_ratio, now, round_seconds
+
+OPERATIONS = ("all-gather", "reduce-scatter")
+
+# Shapes of one group, (rows, columns) a tensor.
+PRESETS: dict[str, list[tuple[int, int]]] = {
+    "tiny": [(24, 16), (5, 3), (7, 1)],
+    "small": [(1024, 512)] * 16,
+    "llama8b-layer": [
+        (4096, 4096),
+        (1024, 4096),
+        (1024, 4096),
+        (4096, 4096),
+        (14336, 4096),
+        (14336, 4096),
+        (4096, 14336),
+        (4096, 1),
+        (4096, 1),
+    ],
+}
+_WARM_UP = 3
+_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """What every rank is told."""
+
+    operation: str
+    preset: str
+    rounds: int
+
+
+@dataclass
+class Bodies:
+    """One call of each contestant on this rank, and a check that TIDE's result is right."""
+
+    tide: Callable[[], None]
+    floor: Callable[[], None]
+    stock: Callable[[], None]
+    check: Callable[[], None]
+
+
+def shard_elems(shape: tuple[int, int], ranks: int) -> int:
+    """Elements of one rank's padded shard."""
+    return math.ceil(shape[0] / ranks) * shape[1]
+
+
+def _communicator(context: Context) -> Any:
+    import torch.distributed as dist
+
+    from tide import _core
+
+    def exchange(payload: bytes) -> list[bytes]:
+        answers: list[Any] = [None] * context.world
+        dist.all_gather_object(answers, payload)
+        return answers
+
+    return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S)
+
+
+def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> Bodies:
+    import ctypes
+
+    import torch
+    import torch.distributed as dist
+
+    from tide import _core
+
+    world, rank = context.world, context.rank
+    sizes = [shard_elems(shape, world) for shape in shapes]
+    generator = torch.Generator().manual_seed(rank)
+    shards = [torch.randn(n, generator=generator).bfloat16() for n in sizes]
+    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    segment = comm.add_segment(comm.landing_bytes(group), "landing")
+    arguments = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards), segment.id, 0)
+
+    flat = torch.empty(world * sum(sizes), dtype=torch.bfloat16)
+    own = flat.narrow(0, rank * sum(sizes), sum(sizes))
+    slots = torch.split(own, sizes)
+    parameters = [torch.empty(world * n, dtype=torch.bfloat16) for n in sizes]
+
+    def stock() -> None:
+        torch._foreach_copy_(slots, shards)
+        dist.all_gather_single(flat, own)
+        views = [p.view(world, -1) for p in parameters]
+        torch.split_with_sizes_copy(flat.view(world, -1), sizes, dim=1, out=views)
+
+    def check() -> None:
+        stock()
+        comm.all_gather(*arguments)
+        for offset, parameter in zip(comm.landing_offsets(group), parameters, strict=True):
+            size = parameter.numel() * 2
+            landed = ctypes.string_at(segment.address + offset, size)
+            if landed != parameter.view(torch.uint8).numpy().tobytes():
+                raise AssertionError("all-gather: TIDE's bytes differ from stock's")
+
+    return Bodies(
+        tide=lambda: comm.all_gather(*arguments),
+        floor=lambda: comm.unsynchronised_all_gather(*arguments),
+        stock=stock,
+        check=check,
+    )
+
+
+def _reduce_scatter(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> Bodies:
+    import torch
+    import torch.distributed as dist
+
+    from tide import _core
+
+    world, rank = context.world, context.rank
+    sizes = [shard_elems(shape, world) for shape in shapes]
+    generator = torch.Generator().manual_seed(rank)
+    gradients = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    indices, dtypes = list(range(len(shapes))), [_core.BF16] * len(shapes)
+    comm.reserve_staging(comm.staging_bytes(group, indices, dtypes))
+    output = torch.empty(sum(sizes))
+    arguments = (group, indices, [t.data_ptr() for t in gradients], dtypes, output.data_ptr())
+    arguments += (_core.F32, 1.0 / world, False)
+    stock_output = torch.empty(sum(sizes))
+
+    def stock() -> None:
+        packed = torch.empty(world * sum(sizes))
+        torch._chunk_cat(gradients, 0, world, out=packed.view(world, -1))
+        dist.reduce_scatter_single(stock_output, packed, op=dist.ReduceOp.AVG)
+
+    def check() -> None:
+        stock()
+        comm.reduce_scatter(*arguments)
+        torch.testing.assert_close(output, stock_output, rtol=1e-5, atol=1e-5)
+
+    return Bodies(
+        tide=lambda: comm.reduce_scatter(*arguments),
+        floor=lambda: comm.unsynchronised_reduce_scatter(*arguments),
+        stock=stock,
+        check=check,
+    )
+
+
+def _worker(context: Context, config: Config) -> dict[str, list[Interval]]:
+    comm = _communicator(context)
+    make = _all_gather if config.operation == "all-gather" else _reduce_scatter
+    bodies = make(context, comm, PRESETS[config.preset])
+    bodies.check()
+    times: dict[str, list[Interval]] = {"tide": [], "floor": [], "stock": []}
+    for index in range(_WARM_UP + config.rounds):
+        for name in times:
+            body = getattr(bodies, name)
+            comm.barrier()
+            start = now()
+            body()
+            end = now()
+            comm.barrier()
+            if index >= _WARM_UP:
+                times[name].append((start, end))
+        if context.rank == 0:
+            context.progress(index)
+    bodies.check()
+    comm.close()
+    return times
+
+
+def memory_need(preset: str, ranks: int) -> int:
+    """Bytes that a run holds at its peak, over all ranks."""
+    elems = sum(shard_elems(shape, ranks) for shape in PRESETS[preset]) * ranks
+    # Gradients or two copies of the parameters in bf16, gloo's fp32 buffers, torch itself.
+    return ranks * (elems * 16 + (200 << 20))
+
+
+def run(
+    operation: str,
+    ranks: int,
+    preset: str,
+    rounds: int = 20,
+    on_progress: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """Measures one operation.
+
+    Args:
+        operation: "all-gather" or "reduce-scatter".
+        ranks: processes of this machine.
+        preset: a key of PRESETS; all tensors are bf16.
+        rounds: how often each contestant runs, warm-up apart.
+
+    Returns:
+        A row: op, ranks, tensors, elements, tide_ms, stock_ms, floor_ms (medians), speedup, over_floor (medians
+        of the ratios within a round).
+
+    Raises:
+        ValueError: an unknown operation or preset, ranks < 2 or rounds < 1.
+        LaunchError: a rank failed, also when TIDE's result was wrong.
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(f"expected one of {OPERATIONS}, got {operation!r}")
+    if preset not in PRESETS:
+        raise ValueError(f"expected a preset of {sorted(PRESETS)}, got {preset!r}")
+    if ranks < 2 or rounds < 1:
+        raise ValueError(f"expected ranks >= 2 and rounds >= 1, got {ranks} and {rounds}")
+    require_memory(memory_need(preset, ranks), f"the bench {preset} on {ranks} ranks")
+    results = launch(_worker, ranks, Config(operation, preset, rounds), on_progress)
+    times = {name: round_seconds([r[name] for r in results]) for name in ("tide", "floor", "stock")}
+    shapes = PRESETS[preset]
+    return {
+        "op": operation,
+        "ranks": ranks,
+        "tensors": len(shapes),
+        "elements": sum(rows * columns for rows, columns in shapes),
+        "tide_ms": 1e3 * median(times["tide"]),
+        "stock_ms": 1e3 * median(times["stock"]),
+        "floor_ms": 1e3 * median(times["floor"]),
+        "speedup": median_ratio(times["stock"], times["tide"]),
+        "over_floor": median_ratio(times["tide"], times["floor"]),
+    }

@@ -1,0 +1,196 @@
+"""From what the ranks measured to the demo's table and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tide.bench.demo_worker import RankResult, Step
+from tide.bench.stats import quantile, span_seconds, wait_seconds
+
+_ROWS = (
+    ("step, median", "step_ms_median", "ms"),
+    ("step, 90th percentile", "step_ms_p90", "ms"),
+    ("forward", "forward_ms", "ms"),
+    ("backward", "backward_ms", "ms"),
+    ("collectives", "collective_ms", "ms"),
+    ("  of it waiting for ranks", "wait_ms", "ms"),
+    ("  of it transfer", "transfer_ms", "ms"),
+    ("peak memory, all ranks", "peak_mib", "MiB"),
+)
+
+
+def _step_milliseconds(ranks: tuple[Step, ...]) -> dict[str, float]:
+    """One step of all ranks: the span of the step, and means over ranks of its parts."""
+    intervals = [[(call.start, call.end) for call in step.calls] for step in ranks]
+    collective = mean(sum(end - start for start, end in own) for own in intervals)
+    wait = mean(wait_seconds(intervals))
+    seconds = {
+        "step": span_seconds([(step.start, step.end) for step in ranks]),
+        "forward": mean(step.forward_end - step.start for step in ranks),
+        "backward": mean(step.backward_end - step.forward_end for step in ranks),
+        "collective": collective,
+        "wait": wait,
+        "transfer": collective - wait,
+    }
+    return {name: 1e3 * value for name, value in seconds.items()}
+
+
+def summarise(results: list[RankResult], warm_up_steps: int) -> dict[str, float]:
+    """Medians over the timed steps, and the peak of the memory summed over ranks.
+
+    Args:
+      results: one a rank.
+      warm_up_steps: how many steps at the start are left out of the times.
+
+    Raises:
+      ValueError: the ranks made different numbers of calls or of memory samples.
+    """
+    steps = list(zip(*(result.steps for result in results), strict=True))[warm_up_steps:]
+    rows = [_step_milliseconds(step) for step in steps]
+    column = {name: [row[name] for row in rows] for name in rows[0]}
+    sums = [sum(s) for s in zip(*(result.memory_bytes for result in results), strict=True)]
+    parts = ("forward", "backward", "collective", "wait", "transfer")
+    return {
+        "step_ms_median": median(column["step"]),
+        "step_ms_p90": quantile(column["step"], 0.9),
+        **{f"{name}_ms": median(column[name]) for name in parts},
+        "peak_mib": max(sums) / 2**20,
+    }
+
+
+def build(
+    stock: list[RankResult], through_tide: list[RankResult], model: dict[str, Any], warm_up: int
+) -> dict[str, Any]:
+    """The content of report.json."""
+    stock_losses, tide_losses = (losses(results) for results in (stock, through_tide))
+    summaries = [summarise(results, warm_up) for results in (stock, through_tide)]
+    pairs = zip(stock_losses, tide_losses, strict=True)
+    return {
+        "ranks": len(stock),
+        "steps": len(stock_losses),
+        "model": {"parameters": stock[0].parameters, **model},
+        "stock": summaries[0],
+        "tide": summaries[1],
+        "speedup": summaries[0]["step_ms_median"] / summaries[1]["step_ms_median"],
+        "loss_first": tide_losses[0],
+        "loss_last": tide_losses[-1],
+        "loss_max_rel_diff": max(abs(a - b) / abs(a) for a, b in pairs),
+        "groups": through_tide[0].groups,
+    }
+
+
+def losses(results: list[RankResult]) -> list[float]:
+    """The loss of every step, equal on all ranks."""
+    return [step.loss for step in results[0].steps]
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Prints the table, the losses and the path of every group."""
+    table = Table(title=f"FSDP2, {report['ranks']} ranks, {report['steps']} steps")
+    table.add_column("")
+    for name in ("stock", "TIDE", "stock / TIDE"):
+        table.add_column(name, justify="right")
+    for title, key, unit in _ROWS:
+        stock, ours = report["stock"][key], report["tide"][key]
+        ratio = f"{stock / ours:.2f}" if ours > 0 else "-"
+        table.add_row(title, f"{stock:.1f} {unit}", f"{ours:.1f} {unit}", ratio)
+    console.print(table)
+    console.print(
+        f"speedup {report['speedup']:.2f}; loss {report['loss_first']:.3f} to "
+        f"{report['loss_last']:.3f}, largest relative difference to stock "
+        f"{report['loss_max_rel_diff']:.2e}",
+        highlight=False,
+    )
+    groups = Table("group", "all-gather", "reduce-scatter", "reason")
+    for group in report["groups"]:
+        cells = (group["name"], group["all_gather"], group["reduce_scatter"], group["reason"])
+        groups.add_row(*cells)
+    console.print(groups)
+
+
+def _span(name: str, category: str, rank: int, start_s: float, end_s: float) -> dict[str, Any]:
+    """One complete event of the Chrome trace format; times in microseconds."""
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "pid": 0,
+        "tid": rank,
+        "ts": 1e6 * start_s,
+        "dur": 1e6 * (end_s - start_s),
+    }
+
+
+def trace_events(results: list[RankResult]) -> dict[str, Any]:
+    """One traced step as a Chrome trace, one track a rank, time 0 where the first rank starts."""
+    zero = min(result.traced.start for result in results)
+    events: list[dict[str, Any]] = []
+    for rank, result in enumerate(results):
+        step = result.traced
+        named = {"name": f"rank {rank}"}
+        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": named})
+        spans = [
+            ("forward", "step", step.start, step.forward_end),
+            ("backward", "step", step.forward_end, step.backward_end),
+            ("optimizer", "step", step.backward_end, step.end),
+            *((call.name, "collective", call.start, call.end) for call in step.calls),
+            *((op["name"], "operation", op["start_s"], op["end_s"]) for op in result.operations),
+        ]
+        events += [_span(name, cat, rank, a - zero, b - zero) for name, cat, a, b in spans]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _plot(report: dict[str, Any], curves: dict[str, list[float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.plot(curves["stock"], label="stock", linewidth=4, alpha=0.4)
+    left.plot(curves["tide"], label="TIDE", linewidth=1.5)
+    left.set(xlabel="step", ylabel="loss (nats a byte)", title="The same training")
+    left.legend()
+    names = ("stock", "tide")
+    totals = [report[name]["step_ms_median"] for name in names]
+    transfer = [report[name]["transfer_ms"] for name in names]
+    wait = [report[name]["wait_ms"] for name in names]
+    rest = [t - a - b for t, a, b in zip(totals, transfer, wait, strict=True)]
+    stacked = [sum(pair) for pair in zip(rest, transfer, strict=True)]
+    labels = ("stock", "TIDE")
+    right.bar(labels, rest, label="everything else")
+    right.bar(labels, transfer, bottom=rest, label="collectives: transfer")
+    right.bar(labels, wait, bottom=stacked, label="collectives: wait")
+    right.set(ylabel="ms a step", title=f"{report['speedup']:.2f} times faster")
+    right.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def write(
+    folder: Path,
+    report: dict[str, Any],
+    stock: list[RankResult],
+    through_tide: list[RankResult],
+    say: Callable[[str], None],
+) -> None:
+    """Writes report.json, losses.json, trace.json and, if matplotlib is there, demo.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = {"stock": losses(stock), "tide": losses(through_tide)}
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "losses.json").write_text(json.dumps(curves, indent=1) + "\n")
+    (folder / "trace.json").write_text(json.dumps(trace_events(through_tide)) + "\n")
+    written = ["report.json", "losses.json", "trace.json (for ui.perfetto.dev)"]
+    try:
+        _plot(report, curves, folder / "demo.png")
+        written.append("demo.png")
+    except ImportError:
+        say("no demo.png: matplotlib is not installed (pip install matplotlib)")
+    say(f"wrote {', '.join(written)} to {folder}")
