@@ -1,5 +1,5 @@
-// The only file of TIDE that sees torch's C++ types. It needs c10/core/{Allocator,StorageImpl}.h and
-// exports a plain C interface that Python loads with ctypes, so that the rest of TIDE does not
+// The only file of TIDE that sees torch's C++ types. It needs c10/core/{Allocator,StorageImpl}.h
+// and exports a plain C interface that Python loads with ctypes, so that the rest of TIDE does not
 // depend on the version of torch.
 //
 // Two objects:

@@ -1,1 +1,1 @@
-"""Benchmarks and the demo. Every module here can run FSDP2 alone, so it needs TIDE only for TIDE."""
+"""Benchmarks that measure TIDE beside stock FSDP2, and the demo."""

@@ -2,9 +2,9 @@
 
     rows = run("all-gather", ranks=4, preset="small", rounds=20)
 
-Three things alternate in every round, by the same processes: TIDE, the floor (the same copies and sums with all
-waiting removed), and stock (gloo with FSDP2's packing and unpacking). Each is timed barrier to barrier, on the
-slowest rank.
+Three things alternate in every round, by the same processes: TIDE, the floor (the same copies and
+sums with all waiting removed), and stock (gloo with FSDP2's packing and unpacking). Each is timed
+barrier to barrier, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -201,10 +201,11 @@ def run(
         ranks: processes of this machine.
         preset: a key of PRESETS; all tensors are bf16.
         rounds: how often each contestant runs, warm-up apart.
+        on_progress: called after every round.
 
     Returns:
-        A row: op, ranks, tensors, elements, tide_ms, stock_ms, floor_ms (medians), speedup, over_floor (medians
-        of the ratios within a round).
+        A row: op, ranks, tensors, elements, tide_ms, stock_ms, floor_ms (medians), speedup,
+        over_floor (medians of the ratios within a round).
 
     Raises:
         ValueError: an unknown operation or preset, ranks < 2 or rounds < 1.

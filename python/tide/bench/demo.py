@@ -41,7 +41,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4, help="transformer blocks")
     parser.add_argument("--width", type=int, default=1024, help="model width")
     parser.add_argument("--heads", type=int, default=16, help="attention heads")
-    parser.add_argument("--seq-len", type=int, default=32, help="bytes a sequence")
+    parser.add_argument("--seq-len", type=int, default=64, help="bytes a sequence")
     parser.add_argument("--batch", type=int, default=1, help="sequences a rank")
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="output folder")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")

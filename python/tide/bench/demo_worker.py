@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 import tide
@@ -15,10 +14,11 @@ from tide.bench.launch import Context
 from tide.bench.models import ByteTransformer, shard
 from tide.bench.probe import Call, CallRecorder, pss_bytes
 from tide.bench.stats import now
+from tide.fsdp.communicators import open_cores
 
 WARM_UP_STEPS = 3
 _MEMORY_STEPS = 2
-_LEARNING_RATE = 5e-4
+_LEARNING_RATE = 3e-4
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,12 @@ class Trainer:
 
     def sample_memory(self) -> None:
         """Notes this process's memory during the memory pass; does nothing outside it."""
-        if self.memory_samples is not None:
-            self.memory_samples.append(pss_bytes())
+        if self.memory_samples is None:
+            return
+        # Nobody moves on while others are read: the sum over ranks is of one moment.
+        dist.barrier()
+        self.memory_samples.append(pss_bytes())
+        dist.barrier()
 
     def step(self) -> Step:
         """Trains on one batch. Exchanging the loss lies outside the timed part."""
@@ -106,7 +110,7 @@ class Trainer:
         dist.barrier()
         start = now()
         logits = self.model(batch[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         forward_end = now()
         self.sample_memory()
         loss.backward()
@@ -131,14 +135,13 @@ class Trainer:
 
     def traced_step(self) -> tuple[Step, list[dict[str, Any]]]:
         """Runs one untimed step with TIDE's operations recorded."""
-        channels = {state.channel for state in self.handle._states} - {None}
-        for channel in channels:
-            channel.core.trace(True)
+        cores = open_cores()
+        for core in cores:
+            core.trace(True)
         step = self.step()
-        operations = []
-        for channel in channels:
-            operations += channel.core.take_trace()
-            channel.core.trace(False)
+        operations = [operation for core in cores for operation in core.take_trace()]
+        for core in cores:
+            core.trace(False)
         return step, operations
 
 

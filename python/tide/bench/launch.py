@@ -72,7 +72,7 @@ def _entry(
 
 @contextlib.contextmanager
 def _child_environment() -> Iterator[None]:
-    """One thread a rank, loopback for gloo, and Ctrl-C left to the parent, for what is started here."""
+    """One thread a rank, loopback for gloo, Ctrl-C left to the parent: for what starts inside."""
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -116,7 +116,7 @@ def _stop(processes: list) -> None:
 
 
 def _collect(processes: list, pipes: list, on_progress: Callable[[Any], None] | None) -> list:
-    """Reads messages until every rank delivered its result. Raises LaunchError for the first error."""
+    """Reads messages until every rank delivered. Raises LaunchError for the first error."""
     results: dict[int, Any] = {}
     open_pipes = dict(zip(pipes, range(len(pipes)), strict=True))
     while open_pipes:

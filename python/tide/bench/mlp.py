@@ -68,10 +68,12 @@ def run(
     """Measures forward + backward of `blocks` x (width, 4*width, width), 16 tokens a rank.
 
     Returns:
-        A row: op, ranks, blocks, width, tide_ms, stock_ms (medians of the slowest rank), speedup (median of the
-        ratios within a round), groups on TIDE's path.
+        A row: op, ranks, blocks, width, tide_ms, stock_ms (medians of the slowest rank), speedup
+        (median of the ratios within a round), groups on TIDE's path.
     """
-    require_memory(ranks * (blocks * width * width * 8 * 24 + (300 << 20)), f"the bench on {ranks} ranks")
+    require_memory(
+        ranks * (blocks * width * width * 8 * 24 + (300 << 20)), f"the bench on {ranks} ranks"
+    )
     results = launch(_worker, ranks, Config(blocks, width, rounds), on_progress)
     times = {name: round_seconds([r["times"][name] for r in results]) for name in ("tide", "stock")}
     return {
@@ -82,5 +84,7 @@ def run(
         "tide_ms": 1e3 * median(times["tide"]),
         "stock_ms": 1e3 * median(times["stock"]),
         "speedup": median_ratio(times["stock"], times["tide"]),
-        "groups": sum(g["all_gather"] == g["reduce_scatter"] == "tide" for g in results[0]["groups"]),
+        "groups": sum(
+            g["all_gather"] == g["reduce_scatter"] == "tide" for g in results[0]["groups"]
+        ),
     }

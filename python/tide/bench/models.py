@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -26,12 +25,13 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of the shape of `x`."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_mlp(x))))
 
 
 class ByteTransformer(nn.Module):
@@ -49,6 +49,7 @@ class ByteTransformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns logits for the byte after each position."""
         x = self.bytes(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -66,6 +67,7 @@ class Mlp(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of the shape of `x`."""
         for block in self.blocks:
             x = block(x)
         return x

@@ -45,11 +45,14 @@ def wait_seconds(calls: Sequence[Sequence[Interval]]) -> list[float]:
         raise ValueError(f"ranks made different numbers of calls: {sorted(counts)}")
     latest = [max(start for start, _ in one_call) for one_call in zip(*calls, strict=True)]
     return [
-        sum(min(max(last - start, 0.0), end - start) for (start, end), last in zip(own, latest))
+        sum(
+            min(max(last - start, 0.0), end - start)
+            for (start, end), last in zip(own, latest, strict=True)
+        )
         for own in calls
     ]
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """The median of the ratios of each round, which load that shifts between rounds leaves alone."""
+    """The median of each round's ratio, which load that shifts between rounds leaves alone."""
     return median(a / b for a, b in zip(numerators, denominators, strict=True))

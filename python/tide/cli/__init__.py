@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout."
+)
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
 
@@ -32,7 +34,9 @@ def info() -> None:
     from tide import _core
 
     console = Console()
-    console.print(f"tide {tide.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    console.print(
+        f"tide {tide.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
     console.print(f"CPU target: {_core.target()}")
     table = Table("variable", "type", "value", "from", "meaning")
     for row in _core.config():
@@ -42,7 +46,9 @@ def info() -> None:
         console.print(f"warning: {warning}")
 
 
-def _measure(rounds: int, title: str, body: Callable[[Callable[[Any], None]], dict[str, Any]]) -> dict[str, Any]:
+def _measure(
+    rounds: int, title: str, body: Callable[[Callable[[Any], None]], dict[str, Any]]
+) -> dict[str, Any]:
     """Runs a bench with a progress bar on stderr, none where stderr is no terminal."""
     from tide.bench.launch import LaunchError
 
@@ -66,7 +72,9 @@ def _show(rows: list[dict[str, Any]], json_file: Path | None) -> None:
         json_file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def _collective(operation: str, ranks: int, preset: str, rounds: int, json_file: Path | None) -> None:
+def _collective(
+    operation: str, ranks: int, preset: str, rounds: int, json_file: Path | None
+) -> None:
     from tide.bench import collectives
 
     row = _measure(
@@ -78,25 +86,37 @@ def _collective(operation: str, ranks: int, preset: str, rounds: int, json_file:
 
 
 @bench.command("all-gather")
-def all_gather(ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None) -> None:
+def all_gather(
+    ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None
+) -> None:
     """All-gather into parameters: TIDE, its floor, and gloo with FSDP2's copies."""
     _collective("all-gather", ranks, preset, rounds, json_file)
 
 
 @bench.command("reduce-scatter")
-def reduce_scatter(ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None) -> None:
+def reduce_scatter(
+    ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None
+) -> None:
     """Reduce-scatter of bf16 gradients into fp32: TIDE, its floor, and gloo with FSDP2's packing."""
     _collective("reduce-scatter", ranks, preset, rounds, json_file)
 
 
 @bench.command("mlp")
 def mlp(
-    ranks: Ranks = 4, blocks: int = 4, width: int = 512, rounds: Rounds = 10, json_file: JsonFile = None
+    ranks: Ranks = 4,
+    blocks: int = 4,
+    width: int = 512,
+    rounds: Rounds = 10,
+    json_file: JsonFile = None,
 ) -> None:
     """Forward and backward of an MLP under FSDP2, stock and TIDE alternating."""
     from tide.bench import mlp as bench_mlp
 
-    row = _measure(rounds, f"mlp, {ranks} ranks", lambda report: bench_mlp.run(ranks, blocks, width, rounds, report))
+    row = _measure(
+        rounds,
+        f"mlp, {ranks} ranks",
+        lambda report: bench_mlp.run(ranks, blocks, width, rounds, report),
+    )
     _show([row], json_file)
 
 
