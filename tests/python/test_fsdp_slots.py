@@ -1,4 +1,4 @@
-"""Landing slots: never shared while live, given back, used again, and what happens without memory."""
+"""Landing slots: never shared while live, given back, used again, refused without memory."""
 
 from __future__ import annotations
 
