@@ -1,5 +1,5 @@
-// The Python module tide._core: thin. It converts arguments, releases the GIL around everything that may wait,
-// and turns tide::Error into tide._core.Error.
+// The Python module tide._core: thin. It converts arguments, releases the GIL around everything
+// that may wait, and turns tide::Error into tide._core.Error.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
@@ -27,7 +27,8 @@ namespace {
 using Pointers = std::vector<uintptr_t>;
 using ParamTuple = std::tuple<std::string, int64_t, int64_t, int>;
 
-// Exchanges bytes through a Python callable, typically an all-gather over the caller's process group.
+// Exchanges bytes through a Python callable, typically an all-gather over the caller's process
+// group.
 class PythonBootstrap final : public tide::Bootstrap {
  public:
   PythonBootstrap(int rank, int world, nb::callable exchange)
@@ -55,7 +56,8 @@ class PythonBootstrap final : public tide::Bootstrap {
 
 tide::DType ToDType(int value) {
   if (value < 0 || value > static_cast<int>(tide::DType::kF32)) {
-    throw tide::Error(tide::ErrorCode::kInvalidArgument, "expected a dtype in [0, 3], got " + std::to_string(value));
+    throw tide::Error(tide::ErrorCode::kInvalidArgument,
+                      "expected a dtype in [0, 3], got " + std::to_string(value));
   }
   return static_cast<tide::DType>(value);
 }
@@ -70,23 +72,33 @@ std::vector<tide::DType> ToDTypes(const std::vector<int>& values) {
 std::vector<const void*> ToPointers(const Pointers& addresses) {
   std::vector<const void*> pointers;
   pointers.reserve(addresses.size());
-  for (const uintptr_t address : addresses) pointers.push_back(reinterpret_cast<const void*>(address));
+  for (const uintptr_t address : addresses)
+    pointers.push_back(reinterpret_cast<const void*>(address));
   return pointers;
 }
 
-tide::AllGatherCall MakeAllGather(int group, const Pointers& shards, const std::vector<int>& shard_dtypes,
-                                  int segment, int64_t offset) {
+tide::AllGatherCall MakeAllGather(int group, const Pointers& shards,
+                                  const std::vector<int>& shard_dtypes, int segment,
+                                  int64_t offset) {
   return {group, ToPointers(shards), ToDTypes(shard_dtypes), {segment, offset}};
 }
 
-tide::ReduceScatterCall MakeReduceScatter(int group, const std::vector<int>& params, const Pointers& grads,
+tide::ReduceScatterCall MakeReduceScatter(int group, const std::vector<int>& params,
+                                          const Pointers& grads,
                                           const std::vector<int>& grad_dtypes, uintptr_t output,
                                           int output_dtype, float scale, bool accumulate) {
-  return {group,  params, ToPointers(grads), ToDTypes(grad_dtypes), reinterpret_cast<void*>(output),
-          ToDType(output_dtype), scale, accumulate};
+  return {group,
+          params,
+          ToPointers(grads),
+          ToDTypes(grad_dtypes),
+          reinterpret_cast<void*>(output),
+          ToDType(output_dtype),
+          scale,
+          accumulate};
 }
 
-// Hands a share of the segment to code without Python: a context and the function that gives it back.
+// Hands a share of the segment to code without Python: a context and the function that gives it
+// back.
 void ReleaseLease(void* context) { delete static_cast<std::shared_ptr<void>*>(context); }
 
 std::pair<uintptr_t, uintptr_t> Lease(const tide::SegmentView& segment) {
@@ -97,18 +109,20 @@ std::pair<uintptr_t, uintptr_t> Lease(const tide::SegmentView& segment) {
 // The communicator, closable before its Python object dies.
 class PyCommunicator {
  public:
-  PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int64_t max_staging_slot,
-                 int staging_slots) {
+  PyCommunicator(int rank, int world, nb::callable exchange, double timeout,
+                 int64_t max_staging_slot, int staging_slots) {
     PythonBootstrap bootstrap(rank, world, std::move(exchange));
     tide::CommunicatorOptions options;
-    options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout));
+    options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(timeout));
     options.max_staging_slot_bytes = max_staging_slot;
     options.staging_slots = staging_slots;
     const nb::gil_scoped_release release;
     communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
   }
   tide::Communicator& get() {
-    if (!communicator_) throw tide::Error(tide::ErrorCode::kInvalidArgument, "the communicator is closed");
+    if (!communicator_)
+      throw tide::Error(tide::ErrorCode::kInvalidArgument, "the communicator is closed");
     return *communicator_;
   }
   void Close() { communicator_.reset(); }
@@ -166,50 +180,52 @@ nb::list TakeTrace(PyCommunicator& self) {
 void BindCollectives(nb::class_<PyCommunicator>& communicator) {
   communicator
       .def("all_gather",
-           [](PyCommunicator& self, int group, const Pointers& shards, const std::vector<int>& shard_dtypes,
-              int segment, int64_t offset) {
+           [](PyCommunicator& self, int group, const Pointers& shards,
+              const std::vector<int>& shard_dtypes, int segment, int64_t offset) {
              const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
              const nb::gil_scoped_release release;
              self.get().AllGather(call);
            })
       .def("reduce_scatter",
-           [](PyCommunicator& self, int group, const std::vector<int>& params, const Pointers& grads,
-              const std::vector<int>& grad_dtypes, uintptr_t output, int output_dtype, float scale,
-              bool accumulate) {
-             const auto call =
-                 MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype, scale, accumulate);
+           [](PyCommunicator& self, int group, const std::vector<int>& params,
+              const Pointers& grads, const std::vector<int>& grad_dtypes, uintptr_t output,
+              int output_dtype, float scale, bool accumulate) {
+             const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output,
+                                                 output_dtype, scale, accumulate);
              const nb::gil_scoped_release release;
              self.get().ReduceScatter(call);
            })
       .def("unsynchronised_all_gather",
-           [](PyCommunicator& self, int group, const Pointers& shards, const std::vector<int>& shard_dtypes,
-              int segment, int64_t offset) {
+           [](PyCommunicator& self, int group, const Pointers& shards,
+              const std::vector<int>& shard_dtypes, int segment, int64_t offset) {
              const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
              const nb::gil_scoped_release release;
              self.get().UnsynchronisedAllGather(call);
            })
       .def("unsynchronised_reduce_scatter",
-           [](PyCommunicator& self, int group, const std::vector<int>& params, const Pointers& grads,
-              const std::vector<int>& grad_dtypes, uintptr_t output, int output_dtype, float scale,
-              bool accumulate) {
-             const auto call =
-                 MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype, scale, accumulate);
+           [](PyCommunicator& self, int group, const std::vector<int>& params,
+              const Pointers& grads, const std::vector<int>& grad_dtypes, uintptr_t output,
+              int output_dtype, float scale, bool accumulate) {
+             const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output,
+                                                 output_dtype, scale, accumulate);
              const nb::gil_scoped_release release;
              self.get().UnsynchronisedReduceScatter(call);
            })
-      .def("barrier", [](PyCommunicator& self) { self.get().Barrier(); },
-           nb::call_guard<nb::gil_scoped_release>());
+      .def(
+          "barrier", [](PyCommunicator& self) { self.get().Barrier(); },
+          nb::call_guard<nb::gil_scoped_release>());
 }
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
-      .def(nb::init<int, int, nb::callable, double, int64_t, int>(), nb::arg("rank"), nb::arg("world"),
-           nb::arg("exchange"), nb::arg("timeout"), nb::arg("max_staging_slot") = 0,
-           nb::arg("staging_slots") = 1)
+      .def(nb::init<int, int, nb::callable, double, int64_t, int>(), nb::arg("rank"),
+           nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
+           nb::arg("max_staging_slot") = 0, nb::arg("staging_slots") = 1)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
-      .def_prop_ro("local_ranks", [](PyCommunicator& self) { return self.get().topology().local_ranks; })
+      .def_prop_ro("local_ranks",
+                   [](PyCommunicator& self) { return self.get().topology().local_ranks; })
       .def(
           "add_segment",
           [](PyCommunicator& self, int64_t bytes, const std::string& label) {
@@ -220,24 +236,29 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
           "reserve_staging",
           [](PyCommunicator& self, int64_t bytes) { self.get().ReserveStaging(bytes); },
           nb::call_guard<nb::gil_scoped_release>())
-      .def("register_group",
-           [](PyCommunicator& self, const std::string& name, const std::vector<ParamTuple>& params) {
-             std::vector<tide::ParamShape> shapes;
-             for (const auto& [param, rows, row_elems, dtype] : params) {
-               shapes.push_back({param, rows, row_elems, ToDType(dtype)});
-             }
-             return self.get().RegisterGroup(name, shapes);
-           })
+      .def(
+          "register_group",
+          [](PyCommunicator& self, const std::string& name, const std::vector<ParamTuple>& params) {
+            std::vector<tide::ParamShape> shapes;
+            shapes.reserve(params.size());
+            for (const auto& [param, rows, row_elems, dtype] : params) {
+              shapes.push_back({param, rows, row_elems, ToDType(dtype)});
+            }
+            return self.get().RegisterGroup(name, shapes);
+          })
       .def("landing_bytes",
            [](PyCommunicator& self, int group) { return self.get().layout(group).landing_bytes(); })
       .def("landing_offsets",
            [](PyCommunicator& self, int group) {
              std::vector<int64_t> offsets;
-             for (const auto& param : self.get().layout(group).params()) offsets.push_back(param.landing_offset);
+             const auto& params = self.get().layout(group).params();
+             offsets.reserve(params.size());
+             for (const auto& param : params) offsets.push_back(param.landing_offset);
              return offsets;
            })
       .def("staging_bytes",
-           [](PyCommunicator& self, int group, const std::vector<int>& params, const std::vector<int>& dtypes) {
+           [](PyCommunicator& self, int group, const std::vector<int>& params,
+              const std::vector<int>& dtypes) {
              return tide::StagedBytes(self.get().layout(group), {params, ToDTypes(dtypes)});
            })
       .def("last_call",
@@ -256,9 +277,9 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
 
 NB_MODULE(_core, m) {
   m.doc() = "TIDE's core: collectives over shared memory that know FSDP2's layout.";
-  error_type = PyErr_NewExceptionWithDoc("tide._core.Error",
-                                         "A failed call: code, rank, peer (-1 if none), group, operation.",
-                                         PyExc_RuntimeError, nullptr);
+  error_type = PyErr_NewExceptionWithDoc(
+      "tide._core.Error", "A failed call: code, rank, peer (-1 if none), group, operation.",
+      PyExc_RuntimeError, nullptr);
   m.attr("Error") = nb::handle(error_type);
   nb::register_exception_translator(&TranslateError);
   m.attr("U8") = static_cast<int>(tide::DType::kU8);
@@ -268,8 +289,9 @@ NB_MODULE(_core, m) {
   nb::class_<tide::SegmentView>(m, "Segment")
       .def_ro("id", &tide::SegmentView::id)
       .def_ro("bytes", &tide::SegmentView::bytes)
-      .def_prop_ro("address",
-                   [](const tide::SegmentView& self) { return reinterpret_cast<uintptr_t>(self.address); })
+      .def_prop_ro(
+          "address",
+          [](const tide::SegmentView& self) { return reinterpret_cast<uintptr_t>(self.address); })
       .def("lease", &Lease);
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);

@@ -3,11 +3,12 @@
 //   Communicator comm(bootstrap, {});
 //   int group = comm.RegisterGroup("layers.0", shapes);
 //   SegmentView slot = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
-//   comm.AllGather({.group = group, .shards = pointers, .shard_dtypes = dtypes, .landing = {slot.id, 0}});
+//   comm.AllGather({.group = group, .shards = pointers, .shard_dtypes = dtypes, .landing =
+//   {slot.id, 0}});
 //
-// Threads: one thread calls at a time. Every call is a collective: all ranks make the same calls in the same
-// order; a difference is an Error(kMismatch) on all of them before data moves. A failed call poisons the
-// communicator: later calls raise Error(kPoisoned).
+// Threads: one thread calls at a time. Every call is a collective: all ranks make the same calls in
+// the same order; a difference is an Error(kMismatch) on all of them before data moves. A failed
+// call poisons the communicator: later calls raise Error(kPoisoned).
 #ifndef TIDE_COMMUNICATOR_H_
 #define TIDE_COMMUNICATOR_H_
 
@@ -81,7 +82,8 @@ struct TraceSpan {
 
 class Communicator {
  public:
-  // Collective. Throws Error(kUnsupported) on every rank if the ranks do not share one machine's memory.
+  // Collective. Throws Error(kUnsupported) on every rank if the ranks do not share one machine's
+  // memory.
   Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -103,7 +105,8 @@ class Communicator {
   void ReduceScatter(const ReduceScatterCall& call);
   void Barrier();
 
-  // The floor: the data operations of the same program with all synchronisation removed. Not collective.
+  // The floor: the data operations of the same program with all synchronisation removed. Not
+  // collective.
   void UnsynchronisedAllGather(const AllGatherCall& call);
   void UnsynchronisedReduceScatter(const ReduceScatterCall& call);
 

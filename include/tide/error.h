@@ -1,7 +1,8 @@
 // The one exception family of TIDE and the always-on invariant check.
 //
-// Error: something outside this rank's code went wrong, or the caller asked for something impossible. The
-// sentence says what was expected, what came and what to do. TIDE_CHECK: a broken invariant of TIDE itself.
+// Error: something outside this rank's code went wrong, or the caller asked for something
+// impossible. The sentence says what was expected, what came and what to do. TIDE_CHECK: a broken
+// invariant of TIDE itself.
 #ifndef TIDE_ERROR_H_
 #define TIDE_ERROR_H_
 
@@ -52,11 +53,11 @@ namespace internal {
 
 }  // namespace tide
 
-#define TIDE_CHECK(condition)                                              \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      ::tide::internal::CheckFailed(__FILE__, __LINE__, #condition);       \
-    }                                                                      \
+#define TIDE_CHECK(condition)                                        \
+  do {                                                               \
+    if (!(condition)) {                                              \
+      ::tide::internal::CheckFailed(__FILE__, __LINE__, #condition); \
+    }                                                                \
   } while (false)
 
 #endif  // TIDE_ERROR_H_

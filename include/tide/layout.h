@@ -43,7 +43,8 @@ struct ParamLayout {
   int64_t landing_offset = 0;  // base_p: bytes from the start of the landing, a multiple of 256
 };
 
-// Landings start on this boundary because GEMM kernels want aligned pointers (the paper packs o_p * N).
+// Landings start on this boundary because GEMM kernels want aligned pointers (the paper packs o_p *
+// N).
 inline constexpr int64_t kLandingAlignment = 256;
 
 // Smallest multiple of `alignment` that is >= value.

@@ -1,8 +1,8 @@
 // A collective as data: in-order queues of plain operations on symbolic buffers (docs/design.md).
 //
-// A planner makes one Program for every rank. Verifier, simulator and fabrics consume programs and know no
-// collective. Everything is relative: buffers are bound to addresses and counters to bases at each call, so one
-// program serves every call with the same key.
+// A planner makes one Program for every rank. Verifier, simulator and fabrics consume programs and
+// know no collective. Everything is relative: buffers are bound to addresses and counters to bases
+// at each call, so one program serves every call with the same key.
 #ifndef TIDE_PROGRAM_H_
 #define TIDE_PROGRAM_H_
 
@@ -39,7 +39,8 @@ struct Ref {
   int64_t offset = 0;
 };
 
-// Bytes to move: `rows` runs of `row_bytes`, consecutive runs `pitch` bytes apart. Contiguous is one row.
+// Bytes to move: `rows` runs of `row_bytes`, consecutive runs `pitch` bytes apart. Contiguous is
+// one row.
 struct Piece {
   Ref dst;
   Ref src;
@@ -79,7 +80,8 @@ enum class OpKind : uint8_t {
   kAwait,      // blocks the queue until the caller's `event`
 };
 
-// Which ranks a multicast reaches: all of the node, or all but the sender (whose landing is the source).
+// Which ranks a multicast reaches: all of the node, or all but the sender (whose landing is the
+// source).
 enum class Span : uint8_t { kNode, kPeers };
 
 // Safety must hold with all pacing removed.
@@ -87,12 +89,13 @@ enum class Sync : uint8_t { kSafety, kPacing };
 
 enum class Event : uint8_t { kReady, kReadDone, kDone };
 
-// Monotonic counters have one producing rank and queue and one waiting queue. A counter lives on the waiting
-// rank and is named by the producer: (kind, producer).
+// Monotonic counters have one producing rank and queue and one waiting queue. A counter lives on
+// the waiting rank and is named by the producer: (kind, producer).
 enum class CounterKind : uint8_t {
-  kEntry,     // the producer has entered the call: its landing may be written, its call identity can be read
-  kDone,      // the producer's shards have landed here
-  kFilled,    // the producer has filled the next staging slot here
+  kEntry,   // the producer has entered the call: its landing may be written, its call identity can
+            // be read
+  kDone,    // the producer's shards have landed here
+  kFilled,  // the producer has filled the next staging slot here
   kReleased,  // the producer has read the next staging slot that this rank filled there
 };
 inline constexpr int kCounterKinds = 4;
@@ -129,7 +132,8 @@ struct Program {
   Topology topology;
   std::vector<Buffer> buffers;
   std::vector<std::string> queues;
-  // In enqueue order. The order of one queue is its subsequence; collapsed into one FIFO it must not deadlock.
+  // In enqueue order. The order of one queue is its subsequence; collapsed into one FIFO it must
+  // not deadlock.
   std::vector<Operation> operations;
   std::vector<Increment> increments;
 };
@@ -148,8 +152,8 @@ std::string ToText(const Program& program);
 // The whole program as JSON.
 std::string ToJson(const Program& program);
 
-// The same data operations with every signal, wait, record and await removed: the floor that benches compare
-// with. Running it gives undefined results.
+// The same data operations with every signal, wait, record and await removed: the floor that
+// benches compare with. Running it gives undefined results.
 Program WithoutSynchronisation(Program program);
 
 }  // namespace tide

@@ -1,6 +1,7 @@
 // What a fabric offers to the communicator: segments, peer addresses and the execution of programs.
 //
-// A fabric knows no collective. It resolves symbolic buffers through a Binding and counters through their bases.
+// A fabric knows no collective. It resolves symbolic buffers through a Binding and counters through
+// their bases.
 #ifndef TIDE_FABRIC_FABRIC_H_
 #define TIDE_FABRIC_FABRIC_H_
 
@@ -14,8 +15,8 @@
 
 namespace tide {
 
-// Addresses of one call, one entry a buffer of the program. Exactly one of the two is set: `local` for own
-// memory, `symmetric` for buffers that lie at the same segment offset on every rank.
+// Addresses of one call, one entry a buffer of the program. Exactly one of the two is set: `local`
+// for own memory, `symmetric` for buffers that lie at the same segment offset on every rank.
 struct BufferAddress {
   void* local = nullptr;
   SegmentAddress symmetric;
@@ -30,15 +31,15 @@ struct Binding {
 inline constexpr int kNamedParams = 1024;
 inline constexpr int kCallTextBytes = 232;
 
-// Who calls what: published at entry and compared by every peer before data moves. Plain data: it is copied
-// into shared memory.
+// Who calls what: published at entry and compared by every peer before data moves. Plain data: it
+// is copied into shared memory.
 struct CallIdentity {
   uint64_t sequence = 0;
   uint64_t key = 0;
   int32_t group = -1;
-  int32_t params = 0;                  // of the group
+  int32_t params = 0;  // of the group
   uint64_t takes_part[kNamedParams / 64] = {};
-  char text[kCallTextBytes] = {};      // "reduce_scatter of group 'layers.3'", cut to fit
+  char text[kCallTextBytes] = {};  // "reduce_scatter of group 'layers.3'", cut to fit
 };
 
 // One call as executors and error messages see it.

@@ -15,10 +15,10 @@ GroupLayout::GroupLayout(std::string name, const std::vector<ParamShape>& shapes
   params_.reserve(shapes.size());
   for (const ParamShape& shape : shapes) {
     if (shape.rows < 0 || shape.row_elems < 0) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "group '" + name_ + "', parameter '" + shape.name +
-                      "': expected rows and row_elems >= 0, got " + std::to_string(shape.rows) +
-                      " and " + std::to_string(shape.row_elems));
+      throw Error(ErrorCode::kInvalidArgument, "group '" + name_ + "', parameter '" + shape.name +
+                                                   "': expected rows and row_elems >= 0, got " +
+                                                   std::to_string(shape.rows) + " and " +
+                                                   std::to_string(shape.row_elems));
     }
     ParamLayout param;
     param.shape = shape;

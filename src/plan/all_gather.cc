@@ -1,10 +1,11 @@
 // TIDE-AG on one node (paper, section 3.1).
 //
 // Step       who writes where                                          why it is safe
-// entry      every rank signals every peer                             a landing is written only after its owner entered
-// cast       own shard -> own part of the own landing, if dtypes differ
-// multicast  own part of parameter p -> base_p + r*s_p on every rank   parts of different ranks are disjoint
-// completion every rank signals every peer                             a landing is read only when all parts have landed
+// entry      every rank signals every peer                             a landing is written only
+// after its owner entered cast       own shard -> own part of the own landing, if dtypes differ
+// multicast  own part of parameter p -> base_p + r*s_p on every rank   parts of different ranks are
+// disjoint completion every rank signals every peer                             a landing is read
+// only when all parts have landed
 #include <fmt/format.h>
 
 #include "plan/builder.h"

@@ -12,7 +12,8 @@ namespace tide::internal {
 
 class Builder {
  public:
-  // Throws Error(kUnsupported) for several nodes, Error(kInvalidArgument) for a rank outside the topology.
+  // Throws Error(kUnsupported) for several nodes, Error(kInvalidArgument) for a rank outside the
+  // topology.
   Builder(std::string name, const Topology& topology, int rank);
 
   int AddBuffer(BufferKind kind, int index, int64_t bytes);
@@ -26,11 +27,12 @@ class Builder {
   // Says that the peers' programs add `value` to the own counter (kind, producer).
   void Expect(CounterKind kind, int producer, int64_t value);
 
-  // Signals every peer, then waits for every peer: no rank passes before all have reached it. The waits sit on
-  // `wait_queue`.
+  // Signals every peer, then waits for every peer: no rank passes before all have reached it. The
+  // waits sit on `wait_queue`.
   void Fence(int signal_queue, int wait_queue, CounterKind kind);
 
-  // The i-th peer in this rank's order: (rank + i) mod L, so that no two ranks write to one owner at a time.
+  // The i-th peer in this rank's order: (rank + i) mod L, so that no two ranks write to one owner
+  // at a time.
   int Peer(int i) const { return (rank_ + i) % ranks_; }
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }

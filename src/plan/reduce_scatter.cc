@@ -1,13 +1,16 @@
 // TIDE-RS on one node (paper, section 4.1 with M = 1: the sum is the output).
 //
 // The shards' slices are cut into chunks c = 0, 1, ...; chunk c uses staging slot c mod n_stg.
-//   push queue   for each chunk, for each owner d: wait until d has released the slot's earlier uses, push the
+//   push queue   for each chunk, for each owner d: wait until d has released the slot's earlier
+//   uses, push the
 //                slice of d into d's staging, signal `filled` on d
-//   sum queue    for each chunk: wait until every peer has filled it, sum in local-rank order with the own
+//   sum queue    for each chunk: wait until every peer has filled it, sum in local-rank order with
+//   the own
 //                contribution last, signal `released` on every peer
-// `filled` orders the push before the sum that reads it; `released` orders that sum before the push that reuses
-// the slot, in this call or the next one. The first use of slot s in a call follows all earlier calls' uses
-// because the wait's relative value is counted from a base that includes all of their releases.
+// `filled` orders the push before the sum that reads it; `released` orders that sum before the push
+// that reuses the slot, in this call or the next one. The first use of slot s in a call follows all
+// earlier calls' uses because the wait's relative value is counted from a base that includes all of
+// their releases.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,9 +36,10 @@ void CheckSpec(const GroupLayout& layout, const ReduceScatterSpec& spec) {
   }
   for (const int param : spec.params) {
     if (param < 0 || param >= known) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("reduce_scatter of group '{}': expected a parameter in [0, {}), got {}",
-                              layout.name(), known, param));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("reduce_scatter of group '{}': expected a parameter in [0, {}), got {}",
+                      layout.name(), known, param));
     }
   }
   const bool bytes = spec.output_dtype == DType::kU8 ||
@@ -82,29 +86,29 @@ class Planner {
   void AddBuffers() {
     for (size_t i = 0; i < spec_.params.size(); ++i) {
       const ParamLayout& param = Param(static_cast<int>(i));
-      gradients_.push_back(builder_.AddBuffer(
-          BufferKind::kGradient, static_cast<int>(i),
-          param.shape.rows * param.shape.row_elems * Item(static_cast<int>(i))));
+      gradients_.push_back(
+          builder_.AddBuffer(BufferKind::kGradient, static_cast<int>(i),
+                             param.shape.rows * param.shape.row_elems * Item(static_cast<int>(i))));
       output_offsets_.push_back(output_bytes_);
       output_bytes_ += param.shard_elems * OutputItem();
     }
     output_ = builder_.AddBuffer(BufferKind::kOutput, 0, output_bytes_);
     for (int distance = 1; distance < builder_.ranks(); ++distance) {
-      staged_.push_back(builder_.AddBuffer(BufferKind::kStaging, distance,
-                                           staging_.slots * staging_.slot_bytes));
+      staged_.push_back(
+          builder_.AddBuffer(BufferKind::kStaging, distance, staging_.slots * staging_.slot_bytes));
     }
   }
 
   void PushChunk(int64_t c) {
     for (int i = 1; i < builder_.ranks(); ++i) {
       const int owner = builder_.Peer(i);
-      builder_.Wait(push_, owner, CounterKind::kReleased, std::max<int64_t>(c + 1 - staging_.slots, 0));
+      builder_.Wait(push_, owner, CounterKind::kReleased,
+                    std::max<int64_t>(c + 1 - staging_.slots, 0));
       std::vector<Piece> pieces;
       for (const StagedRun& run : chunks_[static_cast<size_t>(c)]) {
         const int64_t live = LiveElems(run, owner);
         if (live == 0) continue;
-        pieces.push_back({Staged(builder_.rank(), owner, c, run),
-                          Gradient(run, owner),
+        pieces.push_back({Staged(builder_.rank(), owner, c, run), Gradient(run, owner),
                           live * Item(run.participant)});
       }
       if (!pieces.empty()) {
@@ -118,7 +122,8 @@ class Planner {
 
   void SumChunk(int64_t c) {
     for (int i = 1; i < builder_.ranks(); ++i) {
-      // Peers push to their next neighbour first: the last neighbour of a rank is the first to fill it.
+      // Peers push to their next neighbour first: the last neighbour of a rank is the first to fill
+      // it.
       builder_.Wait(sum_, builder_.Peer(builder_.ranks() - i), CounterKind::kFilled, c + 1);
     }
     std::vector<SumPiece> sums;
@@ -176,7 +181,8 @@ class Planner {
 
   // Elements of the run that `owner` really owns.
   int64_t LiveElems(const StagedRun& run, int owner) const {
-    const int64_t live = layout_.LiveElems(spec_.params[static_cast<size_t>(run.participant)], owner);
+    const int64_t live =
+        layout_.LiveElems(spec_.params[static_cast<size_t>(run.participant)], owner);
     return std::clamp<int64_t>(live - run.first_elem, 0, run.elems);
   }
 
@@ -186,8 +192,8 @@ class Planner {
     return {gradients_[static_cast<size_t>(run.participant)], first * Item(run.participant)};
   }
 
-  // Where `filler` stages the run on `owner`. Buffers are named by distance, so they lie at equal offsets on all
-  // ranks and a rank keeps none for itself.
+  // Where `filler` stages the run on `owner`. Buffers are named by distance, so they lie at equal
+  // offsets on all ranks and a rank keeps none for itself.
   Ref Staged(int filler, int owner, int64_t c, const StagedRun& run) const {
     const int distance = (filler - owner + builder_.ranks()) % builder_.ranks();
     return {staged_[static_cast<size_t>(distance) - 1],

@@ -1,7 +1,8 @@
 // How a reduce-scatter's slices are cut into chunks that fit a staging slot.
 //
-// The cut depends on the layout and the participants alone, never on the rank, so that the rank that fills and
-// the owner that reads agree. Offsets are those of a full shard; rows past D_p are simply not sent.
+// The cut depends on the layout and the participants alone, never on the rank, so that the rank
+// that fills and the owner that reads agree. Offsets are those of a full shard; rows past D_p are
+// simply not sent.
 #ifndef TIDE_PLAN_STAGING_H_
 #define TIDE_PLAN_STAGING_H_
 

@@ -142,7 +142,7 @@ nlohmann::json Json(const Program& program, const Operation& op) {
 }  // namespace
 
 std::string ToString(const Program& program, const Operation& op) {
-  const std::string head =
+  std::string head =
       fmt::format("{:<8} {:<9}", program.queues[static_cast<size_t>(op.queue)], Name(op.kind));
   switch (op.kind) {
     case OpKind::kCopy:

@@ -65,14 +65,16 @@ class Communicator::Impl {
   Fabric& fabric() { return *fabric_; }
   const Group& group(int id) const {
     if (id < 0 || id >= static_cast<int>(groups_.size())) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("expected a registered group in [0, {}), got {}", groups_.size(), id));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("expected a registered group in [0, {}), got {}", groups_.size(), id));
     }
     return *groups_[static_cast<size_t>(id)];
   }
 
   int RegisterGroup(const std::string& name, const std::vector<ParamShape>& shapes) {
-    auto group = std::make_unique<Group>(Group{GroupLayout(name, shapes, fabric_->topology().Ranks())});
+    auto group =
+        std::make_unique<Group>(Group{GroupLayout(name, shapes, fabric_->topology().Ranks())});
     group->hash = HashLayout(group->layout);
     groups_.push_back(std::move(group));
     return static_cast<int>(groups_.size()) - 1;
@@ -86,8 +88,8 @@ class Communicator::Impl {
     if (slot <= staging_.slot_bytes || fabric_->topology().Ranks() == 1) return;
     StagingOptions larger = staging_;
     larger.slot_bytes = slot;
-    staging_segment_ =
-        fabric_->AddSegment(StagingRegionBytes(fabric_->topology(), larger), "reduce-scatter staging");
+    staging_segment_ = fabric_->AddSegment(StagingRegionBytes(fabric_->topology(), larger),
+                                           "reduce-scatter staging");
     staging_ = larger;
     programs_.clear();  // they name offsets of the old region
     floors_.clear();
@@ -165,7 +167,8 @@ class Communicator::Impl {
   TraceRecorder trace;
 
  private:
-  static void CheckCount(const char* what, const GroupLayout& layout, size_t shards, size_t dtypes) {
+  static void CheckCount(const char* what, const GroupLayout& layout, size_t shards,
+                         size_t dtypes) {
     if (shards == layout.params().size() && dtypes == shards) return;
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} of group '{}': expected {} shards and dtypes, got {} and {}", what,
@@ -177,7 +180,8 @@ class Communicator::Impl {
     auto& programs = synchronised ? programs_ : floors_;
     auto found = programs.find(key_.words());
     if (found == programs.end()) {
-      auto program = std::make_unique<Program>(synchronised ? plan() : WithoutSynchronisation(plan()));
+      auto program =
+          std::make_unique<Program>(synchronised ? plan() : WithoutSynchronisation(plan()));
       found = programs.emplace(key_.words(), std::move(program)).first;
     }
     return *found->second;
@@ -197,11 +201,13 @@ class Communicator::Impl {
     }
   }
 
-  void Execute(const Program& program, int group_id, const std::vector<int>* params, bool synchronised) {
+  void Execute(const Program& program, int group_id, const std::vector<int>* params,
+               bool synchronised) {
     if (poisoned_) {
-      throw Error(ErrorCode::kPoisoned,
-                  fmt::format("{}: an earlier call failed ({}); this communicator can't be used any more", program.name,
-                              poison_));
+      throw Error(
+          ErrorCode::kPoisoned,
+          fmt::format("{}: an earlier call failed ({}); this communicator can't be used any more",
+                      program.name, poison_));
     }
     Call call;
     call.program = &program;
@@ -269,9 +275,13 @@ SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label) {
 }
 void Communicator::ReserveStaging(int64_t bytes_per_peer) { impl_->ReserveStaging(bytes_per_peer); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }
-void Communicator::ReduceScatter(const ReduceScatterCall& call) { impl_->ReduceScatter(call, true); }
+void Communicator::ReduceScatter(const ReduceScatterCall& call) {
+  impl_->ReduceScatter(call, true);
+}
 void Communicator::Barrier() { impl_->Barrier(); }
-void Communicator::UnsynchronisedAllGather(const AllGatherCall& call) { impl_->AllGather(call, false); }
+void Communicator::UnsynchronisedAllGather(const AllGatherCall& call) {
+  impl_->AllGather(call, false);
+}
 void Communicator::UnsynchronisedReduceScatter(const ReduceScatterCall& call) {
   impl_->ReduceScatter(call, false);
 }

@@ -11,11 +11,14 @@ namespace {
 
 std::vector<ConfigRow> Table() {
   return {
-      {"TIDE_TIMEOUT", "seconds", "the process group's", "how long any wait may take before it is an error", "", ""},
-      {"TIDE_MEMORY_LIMIT", "bytes", "none", "act as if only this much memory were available", "", ""},
+      {"TIDE_TIMEOUT", "seconds", "the process group's",
+       "how long any wait may take before it is an error", "", ""},
+      {"TIDE_MEMORY_LIMIT", "bytes", "none", "act as if only this much memory were available", "",
+       ""},
       {"TIDE_STAGING_SLOT", "bytes", "none",
        "upper bound of a reduce-scatter staging slot; larger calls go in chunks", "", ""},
-      {"TIDE_CACHE", "folder", "~/.cache/tide", "where the file compiled against torch is kept", "", ""},
+      {"TIDE_CACHE", "folder", "~/.cache/tide", "where the file compiled against torch is kept", "",
+       ""},
   };
 }
 
@@ -33,7 +36,8 @@ Config ReadConfig() {
     const std::string name(*entry, std::strcspn(*entry, "="));
     const bool known = std::any_of(config.rows.begin(), config.rows.end(),
                                    [&](const ConfigRow& row) { return row.name == name; });
-    if (!known) config.warnings.push_back("unknown variable " + name + " is ignored; see `tide info`");
+    if (!known)
+      config.warnings.push_back("unknown variable " + name + " is ignored; see `tide info`");
   }
   return config;
 }

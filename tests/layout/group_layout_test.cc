@@ -26,15 +26,18 @@ TEST(GroupLayout, RowsFollowTorchChunk) {
       const GroupLayout layout("g", {{"p", rows, 3, DType::kBF16}}, ranks);
       const auto expected = TorchChunkRows(rows, ranks);
       for (int rank = 0; rank < ranks; ++rank) {
-        EXPECT_EQ(layout.LiveRows(0, rank), expected[static_cast<size_t>(rank)]) << rows << " over " << ranks;
+        EXPECT_EQ(layout.LiveRows(0, rank), expected[static_cast<size_t>(rank)])
+            << rows << " over " << ranks;
       }
     }
   }
 }
 
 TEST(GroupLayout, LandingsAreAlignedAndDisjoint) {
-  const std::vector<ParamShape> shapes = {
-      {"a", 5, 3, DType::kBF16}, {"b", 0, 4, DType::kF32}, {"c", 1, 1, DType::kU8}, {"d", 9, 7, DType::kF32}};
+  const std::vector<ParamShape> shapes = {{"a", 5, 3, DType::kBF16},
+                                          {"b", 0, 4, DType::kF32},
+                                          {"c", 1, 1, DType::kU8},
+                                          {"d", 9, 7, DType::kF32}};
   for (int ranks = 1; ranks <= 9; ++ranks) {
     const GroupLayout layout("g", shapes, ranks);
     int64_t end = 0;

@@ -1,3 +1,5 @@
+#include "tide/plan.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
@@ -6,7 +8,6 @@
 
 #include "testing/cases.h"
 #include "tide/error.h"
-#include "tide/plan.h"
 
 namespace tide {
 namespace {
@@ -43,7 +44,8 @@ void ExpectCountersBalance(const std::vector<Program>& programs) {
   auto produced = Produced(programs);
   for (const Program& program : programs) {
     for (const Increment& inc : program.increments) {
-      const auto key = std::tuple(program.rank, static_cast<int>(inc.counter.kind), inc.counter.producer);
+      const auto key =
+          std::tuple(program.rank, static_cast<int>(inc.counter.kind), inc.counter.producer);
       EXPECT_EQ(produced[key], inc.value);
       produced.erase(key);
     }
@@ -63,7 +65,9 @@ void ExpectNoDeadlockAsFifo(const std::vector<Program>& programs) {
         const Operation& op = programs[r].operations[next[r]];
         const int kind = static_cast<int>(op.counter.kind);
         // From an idle start: a wait for +0 is satisfied.
-        if (op.kind == OpKind::kWait && counters[{static_cast<int>(r), kind, op.counter.producer}] < op.value) break;
+        if (op.kind == OpKind::kWait &&
+            counters[{static_cast<int>(r), kind, op.counter.producer}] < op.value)
+          break;
         if (op.kind == OpKind::kSignal) ++counters[{op.peer, kind, op.counter.producer}];
         ++next[r];
         progress = true;
@@ -72,7 +76,8 @@ void ExpectNoDeadlockAsFifo(const std::vector<Program>& programs) {
   }
   for (size_t r = 0; r < programs.size(); ++r) {
     EXPECT_EQ(next[r], programs[r].operations.size())
-        << "rank " << r << " is stuck at " << ToString(programs[r], programs[r].operations[next[r]]);
+        << "rank " << r << " is stuck at "
+        << ToString(programs[r], programs[r].operations[next[r]]);
   }
 }
 
@@ -93,7 +98,8 @@ void ExpectRefsInBounds(const Program& program) {
     }
     for (const SumPiece& p : op.sums) {
       inside(p.dst, p.elems * static_cast<int64_t>(ItemSize(p.dst_dtype)));
-      for (const Ref& source : p.sources) inside(source, p.elems * static_cast<int64_t>(ItemSize(p.src_dtype)));
+      for (const Ref& source : p.sources)
+        inside(source, p.elems * static_cast<int64_t>(ItemSize(p.src_dtype)));
     }
   }
 }
@@ -105,8 +111,8 @@ TEST(PlanAllGather, CountersBalanceAndFifoEnds) {
       const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
       for (const DType shard : {DType::kBF16, DType::kF32}) {
         const std::vector<DType> dtypes(layout.params().size(), shard);
-        const auto programs =
-            AllRanks(ranks, [&](int rank) { return PlanAllGather(layout, dtypes, topology, rank); });
+        const auto programs = AllRanks(
+            ranks, [&](int rank) { return PlanAllGather(layout, dtypes, topology, rank); });
         ExpectCountersBalance(programs);
         ExpectNoDeadlockAsFifo(programs);
         for (const Program& program : programs) ExpectRefsInBounds(program);
@@ -122,10 +128,11 @@ TEST(PlanReduceScatter, CountersBalanceAndFifoEnds) {
       const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
       const ReduceScatterSpec spec = SpecOf(layout, DType::kBF16);
       const int64_t whole = std::max(StagedBytes(layout, spec), kStagingAlignment);
-      for (const StagingOptions& staging :
-           {StagingOptions{whole, 1}, StagingOptions{64, 1}, StagingOptions{64, 2}, StagingOptions{192, 3}}) {
-        const auto programs = AllRanks(
-            ranks, [&](int rank) { return PlanReduceScatter(layout, spec, topology, rank, staging); });
+      for (const StagingOptions& staging : {StagingOptions{whole, 1}, StagingOptions{64, 1},
+                                            StagingOptions{64, 2}, StagingOptions{192, 3}}) {
+        const auto programs = AllRanks(ranks, [&](int rank) {
+          return PlanReduceScatter(layout, spec, topology, rank, staging);
+        });
         ExpectCountersBalance(programs);
         ExpectNoDeadlockAsFifo(programs);
         for (const Program& program : programs) ExpectRefsInBounds(program);
@@ -147,7 +154,8 @@ TEST(PlanReduceScatter, SumsInLocalRankOrderOwnLast) {
       order.push_back(ToString(program.buffers[static_cast<size_t>(source.buffer)]));
     }
     // Ranks 0, 2, 3 seen from owner 1 are at distances 3, 1, 2.
-    EXPECT_EQ(order, (std::vector<std::string>{"staging[3]", "staging[1]", "staging[2]", "gradient[0]"}));
+    EXPECT_EQ(order,
+              (std::vector<std::string>{"staging[3]", "staging[1]", "staging[2]", "gradient[0]"}));
   }
 }
 

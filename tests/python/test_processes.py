@@ -1,4 +1,4 @@
-"""Ranks as processes: killed, stopped, short of memory. What the others hear, and what is left behind."""
+"""Ranks as processes, killed, stopped or short of memory: what the others hear, what is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tide import _core
 
 LIMIT_S = 60.0
@@ -51,7 +50,9 @@ def _rank(body: Any, folder: str, rank: int, world: int, timeout: float, pipe: C
     os._exit(0)
 
 
-def _start(body: Any, world: int, folder: Path, timeout: float = 30.0) -> tuple[list[Any], list[Connection]]:
+def _start(
+    body: Any, world: int, folder: Path, timeout: float = 30.0
+) -> tuple[list[Any], list[Connection]]:
     context = multiprocessing.get_context("spawn")
     processes, pipes = [], []
     for rank in range(world):
@@ -111,7 +112,9 @@ def _reserve(comm: Any, pipe: Connection) -> None:
     comm.add_segment(64 << 20, "landing of 'layers.0'")
 
 
-def test_memory_limit_is_an_error_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_is_an_error_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TIDE_MEMORY_LIMIT", str(100 << 20))
     _, pipes = _start(_reserve, 2, tmp_path)
     answers = [_answer(pipe) for pipe in pipes]

@@ -50,7 +50,10 @@ void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
   std::memset(segment.address, kCanary, static_cast<size_t>(bytes));
   comm.Barrier();
   const auto shards = Shards(layout, dtype, comm.rank());
-  comm.AllGather({group, Pointers(shards), std::vector<DType>(shards.size(), dtype), {segment.id, kCanaryBytes}});
+  comm.AllGather({group,
+                  Pointers(shards),
+                  std::vector<DType>(shards.size(), dtype),
+                  {segment.id, kCanaryBytes}});
 
   std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
   for (int rank = 0; rank < comm.topology().Ranks(); ++rank) {
@@ -61,7 +64,8 @@ void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
     }
   }
   EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
-      << shape.name << " " << Name(dtype) << " rank " << comm.rank() << " of " << comm.topology().Ranks();
+      << shape.name << " " << Name(dtype) << " rank " << comm.rank() << " of "
+      << comm.topology().Ranks();
   comm.Barrier();
 }
 
@@ -92,7 +96,8 @@ TEST(AllGather, CastsShardsOnTheWay) {
         for (int64_t i = 0; i < layout.params()[static_cast<size_t>(p)].shard_elems; ++i) {
           uint16_t bits = 0;
           std::memcpy(&bits, at + 2 * i, sizeof bits);
-          ASSERT_EQ(bits, testing::FloatToBF16(ValueAt(theirs[static_cast<size_t>(p)], DType::kF32, i)));
+          ASSERT_EQ(bits,
+                    testing::FloatToBF16(ValueAt(theirs[static_cast<size_t>(p)], DType::kF32, i)));
         }
       }
     }
@@ -101,7 +106,8 @@ TEST(AllGather, CastsShardsOnTheWay) {
 }
 
 // Gradients of one rank: D_p * K_p elements each.
-std::vector<std::vector<char>> Gradients(const GroupLayout& layout, const std::vector<DType>& dtypes, int rank) {
+std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
+                                         const std::vector<DType>& dtypes, int rank) {
   std::vector<std::vector<char>> gradients;
   std::mt19937 random(100 + kSeed + static_cast<unsigned>(rank));
   for (size_t p = 0; p < dtypes.size(); ++p) {
@@ -112,8 +118,8 @@ std::vector<std::vector<char>> Gradients(const GroupLayout& layout, const std::v
 }
 
 // The documented order: local ranks in order, the owner last; the scale once; then the old output.
-std::vector<float> Reference(const GroupLayout& layout, const std::vector<DType>& dtypes, int owner, float scale,
-                             const std::vector<float>* old) {
+std::vector<float> Reference(const GroupLayout& layout, const std::vector<DType>& dtypes, int owner,
+                             float scale, const std::vector<float>* old) {
   std::vector<std::vector<std::vector<char>>> all;
   for (int rank = 0; rank < layout.ranks(); ++rank) all.push_back(Gradients(layout, dtypes, rank));
   std::vector<float> out;
@@ -161,16 +167,19 @@ void CheckReduceScatter(Communicator& comm, const ShapeCase& shape, const Reduce
   const auto canary = static_cast<size_t>(kCanaryBytes) / sizeof(float);
   std::vector<float> output(static_cast<size_t>(elems) + 2 * canary, -7.5F);
   std::vector<float> old(static_cast<size_t>(elems), 0.25F);
-  if (reduce.accumulate) std::copy(old.begin(), old.end(), output.begin() + static_cast<int64_t>(canary));
-  const auto expected = Reference(layout, reduce.dtypes, comm.rank(), reduce.scale, reduce.accumulate ? &old : nullptr);
-  comm.ReduceScatter({group, params, Pointers(gradients), reduce.dtypes, output.data() + canary, DType::kF32,
-                      reduce.scale, reduce.accumulate});
+  if (reduce.accumulate)
+    std::copy(old.begin(), old.end(), output.begin() + static_cast<int64_t>(canary));
+  const auto expected = Reference(layout, reduce.dtypes, comm.rank(), reduce.scale,
+                                  reduce.accumulate ? &old : nullptr);
+  comm.ReduceScatter({group, params, Pointers(gradients), reduce.dtypes, output.data() + canary,
+                      DType::kF32, reduce.scale, reduce.accumulate});
   size_t at = canary;
   for (size_t p = 0; p < params.size(); ++p) {
     const int64_t live = layout.LiveElems(static_cast<int>(p), comm.rank());
     for (int64_t i = 0; i < layout.params()[p].shard_elems; ++i, ++at) {
       if (reduce.accumulate && i >= live) continue;  // padding keeps what it had
-      ASSERT_EQ(output[at], expected[at - canary]) << shape.name << " parameter " << p << " element " << i;
+      ASSERT_EQ(output[at], expected[at - canary])
+          << shape.name << " parameter " << p << " element " << i;
     }
   }
   for (size_t i = 0; i < canary; ++i) {
@@ -219,7 +228,8 @@ TEST(ReduceScatter, KeepsSmallContributions) {
     const int group = comm.RegisterGroup("g", {{"p", 9, 1, DType::kBF16}});
     const std::vector<uint16_t> gradient(9, testing::FloatToBF16(comm.rank() == 0 ? 256.0F : 1.0F));
     float output = 0;
-    comm.ReduceScatter({group, {0}, {gradient.data()}, {DType::kBF16}, &output, DType::kF32, 1.0F, false});
+    comm.ReduceScatter(
+        {group, {0}, {gradient.data()}, {DType::kBF16}, &output, DType::kF32, 1.0F, false});
     EXPECT_EQ(output, 264.0F);
   });
 }

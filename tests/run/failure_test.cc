@@ -20,7 +20,8 @@ using testing::RunCommunicators;
 
 CommunicatorOptions Timeout(double seconds) {
   CommunicatorOptions options;
-  options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+  options.timeout =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   return options;
 }
 
@@ -41,7 +42,8 @@ std::vector<Error> Errors(int world, const CommunicatorOptions& options,
 void ReduceOne(Communicator& comm, int group, int param) {
   const std::vector<float> gradient(8, 1.0F);
   std::vector<float> output(8, -1.0F);
-  comm.ReduceScatter({group, {param}, {gradient.data()}, {DType::kF32}, output.data(), DType::kF32, 1.0F, false});
+  comm.ReduceScatter(
+      {group, {param}, {gradient.data()}, {DType::kF32}, output.data(), DType::kF32, 1.0F, false});
 }
 
 std::vector<ParamShape> TwoParams() { return {{"a", 4, 1, DType::kF32}, {"b", 4, 1, DType::kF32}}; }
@@ -53,7 +55,9 @@ TEST(Mismatch, DifferentParametersAreNamed) {
   });
   for (const Error& error : errors) {
     EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
-    EXPECT_NE(std::string(error.what()).find("only rank 1 has a gradient of 'b'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("only rank 1 has a gradient of 'b'"),
+              std::string::npos)
+        << error.what();
     EXPECT_NE(std::string(error.what()).find("layers.3"), std::string::npos);
   }
 }
@@ -72,8 +76,10 @@ TEST(Mismatch, DifferentOperationsAreNamed) {
   });
   for (const Error& error : errors) {
     EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
-    EXPECT_NE(std::string(error.what()).find("all_gather of group 'g'"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("reduce_scatter of group 'g'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("all_gather of group 'g'"), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("reduce_scatter of group 'g'"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -109,7 +115,8 @@ TEST(Timeout, NamesTheRankThatDoesNotCome) {
     EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.what();
     EXPECT_EQ(error.context().peer, 1);
     EXPECT_NE(std::string(error.what()).find("for rank 1"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("last entered call 1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("last entered call 1"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -139,7 +146,8 @@ TEST(Poison, LaterCallsSayWhatHappened) {
 }
 
 TEST(Memory, TooLittleIsTheSameErrorEverywhere) {
-  const auto errors = Errors(3, Timeout(10), [](Communicator& comm) { comm.AddSegment(int64_t{1} << 46, "landing"); });
+  const auto errors = Errors(
+      3, Timeout(10), [](Communicator& comm) { comm.AddSegment(int64_t{1} << 46, "landing"); });
   for (const Error& error : errors) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
     EXPECT_STREQ(error.what(), errors[0].what());
@@ -165,7 +173,8 @@ TEST(Memory, ASegmentOutlivesItsCommunicator) {
     const std::lock_guard<std::mutex> lock(mutex);
     segments.push_back(segment);
   });
-  EXPECT_EQ(static_cast<char*>(segments[0].address)[0] + static_cast<char*>(segments[1].address)[0], 3);
+  EXPECT_EQ(static_cast<char*>(segments[0].address)[0] + static_cast<char*>(segments[1].address)[0],
+            3);
 }
 
 TEST(BadInput, IsRefusedBeforeAnythingMoves) {
@@ -173,11 +182,16 @@ TEST(BadInput, IsRefusedBeforeAnythingMoves) {
     const int group = comm.RegisterGroup("g", TwoParams());
     const SegmentView landing = comm.AddSegment(64, "too small");
     const float shard[4] = {};
-    EXPECT_THROW(comm.AllGather({group, {shard, shard}, {DType::kF32, DType::kF32}, {landing.id, 0}}), Error);
+    EXPECT_THROW(
+        comm.AllGather({group, {shard, shard}, {DType::kF32, DType::kF32}, {landing.id, 0}}),
+        Error);
     EXPECT_THROW(comm.AllGather({group, {shard}, {DType::kF32}, {landing.id, 0}}), Error);
     EXPECT_THROW(comm.AllGather({group + 1, {}, {}, {landing.id, 0}}), Error);
-    EXPECT_THROW(comm.ReduceScatter({group, {0}, {}, {DType::kF32}, nullptr, DType::kF32, 1, false}), Error);
-    EXPECT_THROW(comm.ReduceScatter({group, {0}, {shard}, {DType::kF32}, nullptr, DType::kF32, 1, false}), Error);
+    EXPECT_THROW(
+        comm.ReduceScatter({group, {0}, {}, {DType::kF32}, nullptr, DType::kF32, 1, false}), Error);
+    EXPECT_THROW(
+        comm.ReduceScatter({group, {0}, {shard}, {DType::kF32}, nullptr, DType::kF32, 1, false}),
+        Error);
     comm.Barrier();
   });
 }

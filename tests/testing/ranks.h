@@ -36,7 +36,9 @@ class ThreadBootstrap final : public Bootstrap {
   ThreadBootstrap(Hub& hub, int rank, int world) : hub_(hub), rank_(rank), world_(world) {}
   int rank() const override { return rank_; }
   int world() const override { return world_; }
-  std::vector<std::string> AllGather(const std::string& mine) override { return hub_.AllGather(rank_, mine); }
+  std::vector<std::string> AllGather(const std::string& mine) override {
+    return hub_.AllGather(rank_, mine);
+  }
 
  private:
   Hub& hub_;

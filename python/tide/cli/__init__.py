@@ -97,7 +97,7 @@ def all_gather(
 def reduce_scatter(
     ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None
 ) -> None:
-    """Reduce-scatter of bf16 gradients into fp32: TIDE, its floor, and gloo with FSDP2's packing."""
+    """Reduce-scatter of bf16 gradients into fp32: TIDE, its floor, and gloo with packing."""
     _collective("reduce-scatter", ranks, preset, rounds, json_file)
 
 

@@ -18,8 +18,8 @@ bool TakesPart(const CallIdentity& call, int param) {
 // "'weight', 'bias'": the parameters that `has` hands in and `lacks` does not.
 std::string OnlyIn(const GroupLayout& layout, const CallIdentity& has, const CallIdentity& lacks) {
   std::string names;
-  const int count = std::min({has.params, lacks.params, kNamedParams,
-                              static_cast<int>(layout.params().size())});
+  const int count =
+      std::min({has.params, lacks.params, kNamedParams, static_cast<int>(layout.params().size())});
   for (int p = 0; p < count; ++p) {
     if (!TakesPart(has, p) || TakesPart(lacks, p)) continue;
     if (!names.empty()) names += ", ";
@@ -42,16 +42,17 @@ Error MismatchError(const Call& call, int rank, int peer, const CallIdentity& th
   const CallIdentity& b = first ? theirs : ours;
   const int rank_a = std::min(rank, peer);
   const int rank_b = std::max(rank, peer);
-  std::string text = fmt::format("call {}: rank {} entered {}, rank {} entered {}", ours.sequence, rank_a,
-                                 a.text, rank_b, b.text);
+  std::string text = fmt::format("call {}: rank {} entered {}, rank {} entered {}", ours.sequence,
+                                 rank_a, a.text, rank_b, b.text);
   if (call.layout != nullptr && ours.group == theirs.group) {
     const std::string only_a = OnlyIn(*call.layout, a, b);
     const std::string only_b = OnlyIn(*call.layout, b, a);
     if (!only_a.empty()) text += fmt::format("; only rank {} has a gradient of {}", rank_a, only_a);
     if (!only_b.empty()) text += fmt::format("; only rank {} has a gradient of {}", rank_b, only_b);
     if (!only_a.empty() || !only_b.empty()) {
-      text += "; expected the same parameters on every rank: use every parameter on every rank or call "
-              "set_reduce_scatter_unused_params(True) on the module";
+      text +=
+          "; expected the same parameters on every rank: use every parameter on every rank or call "
+          "set_reduce_scatter_unused_params(True) on the module";
     } else {
       text += "; their dtypes, landing or output differ";
     }
@@ -64,9 +65,11 @@ Error MismatchError(const Call& call, int rank, int peer, const CallIdentity& th
 Error PeerGoneError(const Call& call, int rank, const Operation& blocked) {
   const int peer = blocked.counter.producer;
   return {ErrorCode::kPeerDead,
-          fmt::format("rank {} has exited; rank {} waited for its '{}' signal in call {}, {}. See rank {}'s own "
+          fmt::format("rank {} has exited; rank {} waited for its '{}' signal in call {}, {}. See "
+                      "rank {}'s own "
                       "output for the cause and restart the job.",
-                      peer, rank, Name(blocked.counter.kind), call.identity.sequence, call.identity.text, peer),
+                      peer, rank, Name(blocked.counter.kind), call.identity.sequence,
+                      call.identity.text, peer),
           Context(call, rank, peer)};
 }
 
@@ -74,15 +77,17 @@ Error TimeoutError(const Call& call, int rank, const Operation& blocked, const C
                    double seconds) {
   const int peer = blocked.counter.producer;
   const uint64_t last = page.header().last_sequence.load(std::memory_order_acquire);
-  const std::string theirs = last == 0 ? std::string("has not entered any call")
-                                       : fmt::format("last entered call {}, {}", last,
-                                                     page.PublishedCall(last).text);
-  return {ErrorCode::kTimeout,
-          fmt::format("rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; rank {} {}. Find out "
-                      "what keeps that rank, or raise timeout= (TIDE_TIMEOUT).",
-                      rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
-                      call.identity.text, peer, theirs),
-          Context(call, rank, peer)};
+  const std::string theirs =
+      last == 0 ? std::string("has not entered any call")
+                : fmt::format("last entered call {}, {}", last, page.PublishedCall(last).text);
+  return {
+      ErrorCode::kTimeout,
+      fmt::format(
+          "rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; rank {} {}. Find out "
+          "what keeps that rank, or raise timeout= (TIDE_TIMEOUT).",
+          rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
+          call.identity.text, peer, theirs),
+      Context(call, rank, peer)};
 }
 
 }  // namespace tide::host

@@ -23,9 +23,8 @@ int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespe
 }  // namespace
 
 int64_t ControlPageBytes(int ranks) {
-  return AlignUp(CountersOffset() +
-                     static_cast<int64_t>(sizeof(SharedCounter)) * kCounterKinds * ranks,
-                 4096);
+  return AlignUp(
+      CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter)) * kCounterKinds * ranks, 4096);
 }
 
 ControlPage::ControlPage(char* memory, int ranks)
@@ -34,7 +33,8 @@ ControlPage::ControlPage(char* memory, int ranks)
       ranks_(ranks) {}
 
 void ControlPage::Ring() const {
-  // Sequentially consistent with Sleep: either this sees the sleeper, or the sleeper sees the new doorbell.
+  // Sequentially consistent with Sleep: either this sees the sleeper, or the sleeper sees the new
+  // doorbell.
   header_->doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (header_->sleepers.load(std::memory_order_seq_cst) != 0) {
     Futex(&header_->doorbell, FUTEX_WAKE, INT_MAX, nullptr);
@@ -62,7 +62,8 @@ void ControlPage::Fail(const Error& error) const {
 Error ControlPage::LastWords(int owner, int rank) const {
   ErrorContext context;
   context.rank = rank;
-  context.peer = header_->failed_peer >= 0 && header_->failed_peer != rank ? header_->failed_peer : owner;
+  context.peer =
+      header_->failed_peer >= 0 && header_->failed_peer != rank ? header_->failed_peer : owner;
   return {static_cast<ErrorCode>(header_->failed_code), header_->last_words, context};
 }
 

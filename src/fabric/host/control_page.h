@@ -1,8 +1,9 @@
-// What ranks of a node share besides payload: counters, doorbell, call identities, and the last words of a rank
-// that failed. One a rank, at the start of that rank's first segment; written by peers.
+// What ranks of a node share besides payload: counters, doorbell, call identities, and the last
+// words of a rank that failed. One a rank, at the start of that rank's first segment; written by
+// peers.
 //
-// Memory order: a producer publishes data with a release increment of a counter, the waiter reads the counter
-// with acquire. The doorbell only wakes: nothing is read through it.
+// Memory order: a producer publishes data with a release increment of a counter, the waiter reads
+// the counter with acquire. The doorbell only wakes: nothing is read through it.
 #ifndef TIDE_FABRIC_HOST_CONTROL_PAGE_H_
 #define TIDE_FABRIC_HOST_CONTROL_PAGE_H_
 
@@ -15,7 +16,8 @@
 
 namespace tide::host {
 
-// Peers are at most one call ahead: a rank leaves a call only after every peer has compared that call's entry.
+// Peers are at most one call ahead: a rank leaves a call only after every peer has compared that
+// call's entry.
 inline constexpr int kCallRing = 2;
 inline constexpr int kLastWordsBytes = 1024;
 
@@ -51,13 +53,14 @@ class ControlPage {
     return counters_[CounterIndex(counter)].value;
   }
   size_t CounterIndex(Counter counter) const {
-    return static_cast<size_t>(static_cast<int>(counter.kind) * ranks_ + counter.producer);
+    return static_cast<size_t>(counter.kind) * static_cast<size_t>(ranks_) +
+           static_cast<size_t>(counter.producer);
   }
 
   // Wakes the owner if it sleeps. Call after the store it may wait for.
   void Ring() const;
-  // Sleeps until the doorbell moves from `seen` or `max_ns` have passed. The caller re-checks its condition
-  // between reading `seen` and sleeping.
+  // Sleeps until the doorbell moves from `seen` or `max_ns` have passed. The caller re-checks its
+  // condition between reading `seen` and sleeping.
   void Sleep(uint32_t seen, int64_t max_ns) const;
 
   // Publishes why the owner has given up; the first words stay.

@@ -12,7 +12,8 @@
 namespace tide::host {
 namespace {
 
-// Blocks of a multicast: small enough that the second and later destinations read the source from L2.
+// Blocks of a multicast: small enough that the second and later destinations read the source from
+// L2.
 constexpr int64_t kMulticastBlockBytes = 256 * 1024;
 constexpr int kYieldsBeforeSleep = 50;
 // A bound on each sleep; a lost wake-up would cost this much, not a hang.
@@ -49,8 +50,8 @@ double Executor::Run(const Call& call, TraceSink* trace) {
   if (call.identity.sequence != 0) own.PublishCall(call.identity);
 
   while (true) {
-    // Read before any condition is tried: whatever rings afterwards moves the doorbell away from `seen` and
-    // keeps Pause from sleeping through it.
+    // Read before any condition is tried: whatever rings afterwards moves the doorbell away from
+    // `seen` and keeps Pause from sleeping through it.
     const uint32_t seen = own.header().doorbell.load(std::memory_order_seq_cst);
     bool progress = false;
     const Operation* blocked = nullptr;

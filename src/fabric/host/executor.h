@@ -1,8 +1,8 @@
 // Runs one rank's program on the calling thread.
 //
-// Queues are in order; the thread goes on with any queue whose next operation may run. When none may, it yields a
-// few tens of times and then sleeps on its doorbell: with more ranks than cores pure yielding starves the ranks
-// that have work.
+// Queues are in order; the thread goes on with any queue whose next operation may run. When none
+// may, it yields a few tens of times and then sleeps on its doorbell: with more ranks than cores
+// pure yielding starves the ranks that have work.
 #ifndef TIDE_FABRIC_HOST_EXECUTOR_H_
 #define TIDE_FABRIC_HOST_EXECUTOR_H_
 
@@ -29,8 +29,8 @@ class Executor {
   Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
            const Watchdog& watchdog, std::chrono::nanoseconds timeout);
 
-  // Runs the call to its end and advances the counter bases. Returns the seconds in which nothing could move.
-  // Throws Error(kMismatch), kTimeout, kPeerDead or what another rank failed with.
+  // Runs the call to its end and advances the counter bases. Returns the seconds in which nothing
+  // could move. Throws Error(kMismatch), kTimeout, kPeerDead or what another rank failed with.
   double Run(const Call& call, TraceSink* trace);
 
  private:
@@ -57,8 +57,9 @@ class Executor {
   const AddressSpace& space_;
   const Watchdog& watchdog_;
   const std::chrono::nanoseconds timeout_;
-  std::vector<uint64_t> bases_;      // by CounterIndex: what earlier calls have added to the own counters
-  std::vector<size_t> cursors_;      // by queue: index of its next operation; kept to reuse the memory
+  std::vector<uint64_t>
+      bases_;  // by CounterIndex: what earlier calls have added to the own counters
+  std::vector<size_t> cursors_;  // by queue: index of its next operation; kept to reuse the memory
   std::vector<const void*> sources_;  // of one sum; kept to reuse the memory
 };
 

@@ -21,11 +21,13 @@ void CheckMemory(int64_t bytes, int local_ranks, const std::string& label) {
   const MemoryLimit limit = ReadMemoryLimit();
   const int64_t need = bytes * local_ranks;
   if (need > limit.available_bytes) {
-    throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("{} needs {} MiB on each of {} ranks, {} MiB in all, but only {} MiB are available "
-                            "({}). Raise that limit, use fewer ranks or a smaller model.",
-                            label, bytes >> 20, local_ranks, need >> 20, limit.available_bytes >> 20,
-                            limit.source));
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format(
+            "{} needs {} MiB on each of {} ranks, {} MiB in all, but only {} MiB are available "
+            "({}). Raise that limit, use fewer ranks or a smaller model.",
+            label, bytes >> 20, local_ranks, need >> 20, limit.available_bytes >> 20,
+            limit.source));
   }
 }
 
@@ -34,25 +36,30 @@ void SetText(Notice* notice, const std::string& text) {
 }
 
 // The first error in rank order is everyone's error.
-void ThrowFirstError(const std::vector<ReceivedNotice>& notices, int rank, const std::string& what) {
+void ThrowFirstError(const std::vector<ReceivedNotice>& notices, int rank,
+                     const std::string& what) {
   for (size_t peer = 0; peer < notices.size(); ++peer) {
     const Notice& notice = notices[peer].notice;
     if (notice.error_code < 0) continue;
-    throw Error(static_cast<ErrorCode>(notice.error_code), fmt::format("rank {}: {}", peer, notice.text),
+    throw Error(static_cast<ErrorCode>(notice.error_code),
+                fmt::format("rank {}: {}", peer, notice.text),
                 {rank, static_cast<int>(peer), "", what});
   }
 }
 
-void CheckSameRequest(const std::vector<ReceivedNotice>& notices, int rank, const std::string& what) {
+void CheckSameRequest(const std::vector<ReceivedNotice>& notices, int rank,
+                      const std::string& what) {
   const Notice& first = notices[0].notice;
   for (size_t peer = 1; peer < notices.size(); ++peer) {
     const Notice& other = notices[peer].notice;
     if (other.bytes == first.bytes && std::strcmp(other.text, first.text) == 0) continue;
-    throw Error(ErrorCode::kMismatch,
-                fmt::format("adding a segment: rank 0 asks for {} bytes of '{}', rank {} for {} bytes of '{}'; "
-                            "expected the same request on every rank",
-                            first.bytes, first.text, peer, other.bytes, other.text),
-                {rank, static_cast<int>(peer), "", what});
+    throw Error(
+        ErrorCode::kMismatch,
+        fmt::format(
+            "adding a segment: rank 0 asks for {} bytes of '{}', rank {} for {} bytes of '{}'; "
+            "expected the same request on every rank",
+            first.bytes, first.text, peer, other.bytes, other.text),
+        {rank, static_cast<int>(peer), "", what});
   }
 }
 
@@ -70,7 +77,8 @@ HostFabric::HostFabric(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
 
 void HostFabric::ConnectControlPages() {
   uint64_t nonce = 0;
-  if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) internal::ThrowErrno("reading random bytes");
+  if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)
+    internal::ThrowErrno("reading random bytes");
   const int ranks = topology_.local_ranks;
   control_ = Share(ControlPageBytes(ranks), "control page", nonce);
   for (int peer = 0; peer < ranks; ++peer) {
@@ -78,7 +86,8 @@ void HostFabric::ConnectControlPages() {
   }
 }
 
-std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& label, uint64_t nonce) {
+std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& label,
+                                           uint64_t nonce) {
   const std::string what = "sharing " + label;
   Notice mine;
   mine.bytes = bytes;
@@ -102,15 +111,14 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   auto segment = std::make_shared<Segment>();
   segment->bytes = bytes;
   Notice mapped;
+  segment->mappings.resize(received.size());
+  segment->mappings[static_cast<size_t>(rank())] = std::move(own);
   try {
     for (size_t peer = 0; peer < received.size(); ++peer) {
-      if (static_cast<int>(peer) == rank()) {
-        segment->mappings.push_back(std::move(own));
-        continue;
-      }
-      segment->mappings.emplace_back(received[peer].memory.get(), bytes);
+      if (static_cast<int>(peer) == rank()) continue;
+      segment->mappings[peer] = Mapping(received[peer].memory.get(), bytes);
       const uint64_t theirs = received[peer].notice.nonce;
-      if (theirs != 0 && std::memcmp(segment->mappings.back().data(), &theirs, sizeof theirs) != 0) {
+      if (theirs != 0 && std::memcmp(segment->mappings[peer].data(), &theirs, sizeof theirs) != 0) {
         throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
       }
     }

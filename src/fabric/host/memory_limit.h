@@ -1,5 +1,5 @@
-// How much memory this process may still take, asked before it is reserved: an error at set-up names the limit,
-// a fault in the middle of training could not.
+// How much memory this process may still take, asked before it is reserved: an error at set-up
+// names the limit, a fault in the middle of training could not.
 #ifndef TIDE_FABRIC_HOST_MEMORY_LIMIT_H_
 #define TIDE_FABRIC_HOST_MEMORY_LIMIT_H_
 
@@ -10,11 +10,12 @@ namespace tide::host {
 
 struct MemoryLimit {
   int64_t available_bytes = 0;
-  std::string source;  // "MemAvailable of /proc/meminfo", "cgroup limit /sys/fs/cgroup/a/memory.max"
+  std::string
+      source;  // "MemAvailable of /proc/meminfo", "cgroup limit /sys/fs/cgroup/a/memory.max"
 };
 
-// The tightest of: available memory of the machine, every cgroup (v2 and v1) above this process, and the
-// option TIDE_MEMORY_LIMIT (bytes).
+// The tightest of: available memory of the machine, every cgroup (v2 and v1) above this process,
+// and the option TIDE_MEMORY_LIMIT (bytes).
 MemoryLimit ReadMemoryLimit();
 
 }  // namespace tide::host

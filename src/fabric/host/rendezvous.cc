@@ -56,9 +56,11 @@ FileDescriptor Listen(const std::string& name, int backlog) {
 // False when the deadline has passed.
 bool WaitFor(int fd, short events, Clock::time_point deadline) {
   while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     pollfd item{fd, events, 0};
-    const int ready = poll(&item, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30)));
+    const int ready =
+        poll(&item, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30)));
     if (ready > 0) return true;
     if (ready == 0) return false;
     if (errno != EINTR) internal::ThrowErrno("waiting on a Unix socket");
@@ -68,9 +70,7 @@ bool WaitFor(int fd, short events, Clock::time_point deadline) {
 }  // namespace
 
 PeerSockets::PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
-    : rank_(bootstrap.rank()),
-      timeout_(timeout),
-      sockets_(static_cast<size_t>(bootstrap.world())) {
+    : rank_(bootstrap.rank()), timeout_(timeout), sockets_(static_cast<size_t>(bootstrap.world())) {
   const std::string name = RandomName();
   const FileDescriptor listener = Listen(name, world());
   const std::vector<std::string> names = bootstrap.AllGather(name);
@@ -81,11 +81,13 @@ PeerSockets::PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
   for (int from = 0; from < world(); ++from) {
     const size_t to = all[static_cast<size_t>(from)].find('0');
     if (to != std::string::npos) {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("ranks {} and {} do not share one machine's memory (no Unix socket between them), "
-                              "and several nodes are not supported yet",
-                              to, from),
-                  {rank_, static_cast<int>(to), "", "set-up"});
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format(
+              "ranks {} and {} do not share one machine's memory (no Unix socket between them), "
+              "and several nodes are not supported yet",
+              to, from),
+          {rank_, static_cast<int>(to), "", "set-up"});
     }
   }
   AcceptHigher(listener.get());
@@ -112,10 +114,12 @@ void PeerSockets::AcceptHigher(int listener) {
     const auto deadline = Clock::now() + timeout_;
     int32_t peer = -1;
     FileDescriptor fd;
-    if (WaitFor(listener, POLLIN, deadline)) fd = FileDescriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    if (WaitFor(listener, POLLIN, deadline))
+      fd = FileDescriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (fd.valid() && WaitFor(fd.get(), POLLIN, deadline)) recv(fd.get(), &peer, sizeof peer, 0);
     if (peer <= rank_ || peer >= world() || sockets_[static_cast<size_t>(peer)].valid()) {
-      throw Error(ErrorCode::kTimeout, fmt::format("rank {}: set-up: a peer connected but did not say hello", rank_));
+      throw Error(ErrorCode::kTimeout,
+                  fmt::format("rank {}: set-up: a peer connected but did not say hello", rank_));
     }
     sockets_[static_cast<size_t>(peer)] = std::move(fd);
   }
@@ -155,7 +159,8 @@ void PeerSockets::Send(int peer, const Notice& notice, int memory) const {
   }
   if (sendmsg(socket(peer), &message, MSG_NOSIGNAL) != sizeof notice) {
     throw Error(ErrorCode::kPeerDead,
-                fmt::format("rank {}: rank {} has left ({}); restart the job", rank_, peer, std::strerror(errno)),
+                fmt::format("rank {}: rank {} has left ({}); restart the job", rank_, peer,
+                            std::strerror(errno)),
                 {rank_, peer, "", "set-up"});
   }
 }
@@ -163,10 +168,11 @@ void PeerSockets::Send(int peer, const Notice& notice, int memory) const {
 ReceivedNotice PeerSockets::Receive(int peer, const std::string& what) const {
   const ErrorContext context{rank_, peer, "", what};
   if (!WaitFor(socket(peer), POLLIN, Clock::now() + timeout_)) {
-    throw Error(ErrorCode::kTimeout,
-                fmt::format("rank {}: {}: waited {:.1f} s for rank {}, which did not make the same call", rank_, what,
-                            std::chrono::duration<double>(timeout_).count(), peer),
-                context);
+    throw Error(
+        ErrorCode::kTimeout,
+        fmt::format("rank {}: {}: waited {:.1f} s for rank {}, which did not make the same call",
+                    rank_, what, std::chrono::duration<double>(timeout_).count(), peer),
+        context);
   }
   ReceivedNotice received;
   iovec part{&received.notice, sizeof received.notice};
@@ -178,7 +184,8 @@ ReceivedNotice PeerSockets::Receive(int peer, const std::string& what) const {
   message.msg_controllen = sizeof control;
   if (recvmsg(socket(peer), &message, MSG_CMSG_CLOEXEC) != sizeof received.notice) {
     throw Error(ErrorCode::kPeerDead,
-                fmt::format("rank {}: {}: rank {} has left; restart the job", rank_, what, peer), context);
+                fmt::format("rank {}: {}: rank {} has left; restart the job", rank_, what, peer),
+                context);
   }
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {

@@ -1,8 +1,8 @@
-// Sockets between the ranks of a node: they prove that ranks share a machine, carry memory descriptors, and tell
-// when a peer is gone.
+// Sockets between the ranks of a node: they prove that ranks share a machine, carry memory
+// descriptors, and tell when a peer is gone.
 //
-// Addresses are abstract Unix names with 128 random bits, exchanged through the Bootstrap: nothing appears in the
-// file system, and a name that can't be reached means another machine or container.
+// Addresses are abstract Unix names with 128 random bits, exchanged through the Bootstrap: nothing
+// appears in the file system, and a name that can't be reached means another machine or container.
 #ifndef TIDE_FABRIC_HOST_RENDEZVOUS_H_
 #define TIDE_FABRIC_HOST_RENDEZVOUS_H_
 
@@ -31,11 +31,13 @@ struct ReceivedNotice {
 
 class PeerSockets {
  public:
-  // Collective. Throws the same Error(kUnsupported) on every rank if some pair can't reach each other.
+  // Collective. Throws the same Error(kUnsupported) on every rank if some pair can't reach each
+  // other.
   PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout);
 
-  // Gives `mine` and the descriptor `memory` (or -1) to every peer and returns theirs in rank order; the own
-  // entry holds the own notice and no descriptor. Throws Error(kTimeout) or kPeerDead naming the rank.
+  // Gives `mine` and the descriptor `memory` (or -1) to every peer and returns theirs in rank
+  // order; the own entry holds the own notice and no descriptor. Throws Error(kTimeout) or
+  // kPeerDead naming the rank.
   std::vector<ReceivedNotice> Exchange(const Notice& mine, int memory, const std::string& what);
 
   int rank() const { return rank_; }

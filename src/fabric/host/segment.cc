@@ -1,14 +1,13 @@
 #include "fabric/host/segment.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "tide/error.h"
 
@@ -54,8 +53,8 @@ FileDescriptor CreateMemory(int64_t bytes, const std::string& label) {
   if (!fd.valid()) internal::ThrowErrno("creating shared memory for " + label);
   if (ftruncate(fd.get(), bytes) != 0 || fallocate(fd.get(), 0, 0, bytes) != 0) {
     throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("{}: the kernel can't reserve {} bytes of shared memory ({})", label, bytes,
-                            std::strerror(errno)));
+                fmt::format("{}: the kernel can't reserve {} bytes of shared memory ({})", label,
+                            bytes, std::strerror(errno)));
   }
   return fd;
 }

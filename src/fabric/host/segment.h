@@ -1,5 +1,5 @@
-// One rank's shared memory: an anonymous memfd, mapped. It has no name, so nothing is left behind when the last
-// process that holds it is gone, however it ended.
+// One rank's shared memory: an anonymous memfd, mapped. It has no name, so nothing is left behind
+// when the last process that holds it is gone, however it ended.
 #ifndef TIDE_FABRIC_HOST_SEGMENT_H_
 #define TIDE_FABRIC_HOST_SEGMENT_H_
 

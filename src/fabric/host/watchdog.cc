@@ -10,13 +10,11 @@
 namespace tide::host {
 
 Watchdog::Watchdog(const PeerSockets& sockets, const ControlPage& own)
-    : own_(own),
-      gone_(static_cast<size_t>(sockets.world())),
-      stop_(eventfd(0, EFD_CLOEXEC)) {
+    : own_(own), gone_(static_cast<size_t>(sockets.world())), stop_(eventfd(0, EFD_CLOEXEC)) {
   for (int peer = 0; peer < sockets.world(); ++peer) {
     sockets_.push_back(sockets.socket(peer));
-    // The socket tells of a leaving thread or process; the process descriptor also where a forked child of the
-    // peer keeps the socket open.
+    // The socket tells of a leaving thread or process; the process descriptor also where a forked
+    // child of the peer keeps the socket open.
     processes_.push_back(peer == sockets.rank() ? FileDescriptor() : sockets.OpenProcess(peer));
   }
   thread_ = std::thread([this] { Watch(); });

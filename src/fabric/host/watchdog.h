@@ -1,7 +1,8 @@
 // Notices at once when a peer's process ends or leaves the communicator.
 //
-// One thread, asleep in poll(2) until something happens: it costs a training step nothing. It only marks the
-// peer and rings the own doorbell; the waiting call raises the error, and only if it waits for that peer.
+// One thread, asleep in poll(2) until something happens: it costs a training step nothing. It only
+// marks the peer and rings the own doorbell; the waiting call raises the error, and only if it
+// waits for that peer.
 #ifndef TIDE_FABRIC_HOST_WATCHDOG_H_
 #define TIDE_FABRIC_HOST_WATCHDOG_H_
 
@@ -23,7 +24,9 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  bool Gone(int peer) const { return gone_[static_cast<size_t>(peer)].load(std::memory_order_acquire); }
+  bool Gone(int peer) const {
+    return gone_[static_cast<size_t>(peer)].load(std::memory_order_acquire);
+  }
 
  private:
   void Watch();
