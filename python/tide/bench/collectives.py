@@ -93,14 +93,19 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
     segment = comm.add_segment(comm.landing_bytes(group), "landing")
     arguments = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards), segment.id, 0)
 
-    flat = torch.empty(world * sum(sizes), dtype=torch.bfloat16)
-    own = flat.narrow(0, rank * sum(sizes), sum(sizes))
-    slots = torch.split(own, sizes)
     parameters = [torch.empty(world * n, dtype=torch.bfloat16) for n in sizes]
 
     def stock() -> None:
-        torch._foreach_copy_(slots, shards)
+        # FSDP2 takes the flat buffer and the unsharded storages anew at every call; a reshard
+        # (outside the collective, but cheap) gives them back.
+        for parameter in parameters:
+            parameter.untyped_storage().resize_(0)
+        flat = torch.empty(world * sum(sizes), dtype=torch.bfloat16)
+        own = flat.narrow(0, rank * sum(sizes), sum(sizes))
+        torch._foreach_copy_(torch.split(own, sizes), shards)
         dist.all_gather_single(flat, own)
+        for parameter in parameters:
+            parameter.untyped_storage().resize_(2 * parameter.numel())
         views = [p.view(world, -1) for p in parameters]
         torch.split_with_sizes_copy(flat.view(world, -1), sizes, dim=1, out=views)
 
@@ -110,7 +115,7 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
         for offset, parameter in zip(comm.landing_offsets(group), parameters, strict=True):
             size = parameter.numel() * 2
             landed = ctypes.string_at(segment.address + offset, size)
-            if landed != parameter.view(torch.uint8).numpy().tobytes():
+            if landed != ctypes.string_at(parameter.data_ptr(), size):
                 raise AssertionError("all-gather: TIDE's bytes differ from stock's")
 
     return Bodies(
