@@ -107,6 +107,13 @@ def test_launch_shows_the_first_error_of_a_rank() -> None:
         launch(_fail_on_rank_1, 2)
 
 
+def test_launch_notices_ranks_that_never_come_up(monkeypatch) -> None:
+    # The children cannot import this interpreter's modules, and the configuration exceeds a pipe.
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    with pytest.raises(LaunchError, match="ended with exit status 1"):
+        launch(_pid, 2, bytes(2**20))
+
+
 def test_launch_notices_a_rank_that_dies() -> None:
     with pytest.raises(LaunchError, match="rank 0 ended with exit status 7"):
         launch(_die_on_rank_0, 2)

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _JOIN_SECONDS = 10.0
+_STORE = "store"
+_CONFIG = "config.pickle"
 
 
 class LaunchError(RuntimeError):
@@ -51,7 +54,7 @@ def _die_with_parent() -> None:
 
 
 def _entry(
-    worker: Callable[[Context, Any], Any], rank: int, world: int, store: str, config: Any, pipe: Any
+    worker: Callable[[Context, Any], Any], rank: int, world: int, folder: Path, pipe: Any
 ) -> None:
     _die_with_parent()
     try:
@@ -59,7 +62,9 @@ def _entry(
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        store = f"file://{folder / _STORE}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+        config = pickle.loads((folder / _CONFIG).read_bytes())
         result = worker(Context(rank, world, pipe), config)
         # Nobody tears down connections while a sibling still talks.
         dist.barrier()
@@ -91,14 +96,14 @@ def _child_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _start(worker: Callable[[Context, Any], Any], ranks: int, config: Any, store: str) -> tuple:
+def _start(worker: Callable[[Context, Any], Any], ranks: int, folder: Path) -> tuple:
     context = multiprocessing.get_context("spawn")
     processes, pipes = [], []
     with _child_environment():
         for rank in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_entry, args=(worker, rank, ranks, store, config, theirs), daemon=True
+                target=_entry, args=(worker, rank, ranks, folder, theirs), daemon=True
             )
             process.start()
             theirs.close()
@@ -164,8 +169,12 @@ def launch(
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
-    with tempfile.TemporaryDirectory(prefix="tide-") as folder:
-        processes, pipes = _start(worker, ranks, config, str(Path(folder) / "store"))
+    with tempfile.TemporaryDirectory(prefix="tide-") as name:
+        folder = Path(name)
+        # Not an argument of the process: `start` blocks until a child has read its arguments once
+        # they exceed a pipe, for ever if the child died before.
+        (folder / _CONFIG).write_bytes(pickle.dumps(config))
+        processes, pipes = _start(worker, ranks, folder)
         try:
             return _collect(processes, pipes, on_progress)
         finally:
