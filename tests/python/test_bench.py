@@ -141,12 +141,14 @@ def test_collective_refuses_unknown_names() -> None:
         collectives.run("all-gather", ranks=2, preset="huge")
 
 
+@pytest.mark.slow
 def test_mlp_row() -> None:
     row = mlp.run(ranks=2, blocks=2, width=32, rounds=1)
     assert row["speedup"] > 0
     assert row["groups"] >= 2
 
 
+@pytest.mark.slow
 def test_demo_writes_its_files(tmp_path) -> None:
     assert demo.main([*DEMO_ARGUMENTS, "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "report.json").read_text())

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tide import _core
+from tide.fsdp import settings
 from tide.fsdp.errors import make_error
 from tide.fsdp.slots import align
 
@@ -94,7 +95,10 @@ class Channel:
         self._process_group = weakref.ref(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
-        self.core = _core.Communicator(self.rank, self.world, self._exchange, timeout)
+        slot = int(settings.number("TIDE_STAGING_SLOT") or 0)
+        self.core = _core.Communicator(
+            self.rank, self.world, self._exchange, timeout, max_staging_slot=slot
+        )
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
         self._retired: list[Slot] = []
@@ -180,7 +184,7 @@ def channel_for(process_group: dist.ProcessGroup, timeout: float | None) -> Chan
         return known[1]
     if known is not None:
         known[1].core.close()  # an earlier process group of that name, destroyed since
-    seconds = group_timeout(process_group) if timeout is None else timeout
+    seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group)
     channel = Channel(process_group, seconds)
     _channels[name] = (weakref.ref(process_group), channel)
     return channel

@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 import tide
 from tide import _core
 from tide.fsdp import group as groups_module
-from tide.fsdp import patches, storage
+from tide.fsdp import patches, settings, storage
 from tide.fsdp.all_gather import TideAllGatherResult
 from tide.fsdp.communicators import Channel, channel_for, check_agreement
 from tide.fsdp.errors import make_error
@@ -50,7 +50,7 @@ class Options:
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
             return f"timeout must be a positive number of seconds, not {self.timeout!r}"
-        return None
+        return settings.problem()
 
 
 @dataclass
@@ -113,6 +113,7 @@ def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
         "strict": options.strict,
         "collectives": sorted(options.collectives),
         "timeout": options.timeout,
+        "environment": settings.signature(),
         "groups": [
             {
                 "name": member.state.name,

@@ -54,9 +54,10 @@ def _candidates(source: Path) -> list[Path]:
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
     key = f"{torch.__version__}-{_cxx11_abi()}-{digest}"
     root = _checkout()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("TIDE_CACHE") or home / "tide")
     folders = [root / "build" / "torch_storage" / key] if root else []
-    return [*folders, cache / "tide" / key]
+    return [*folders, cache / key]
 
 
 def _compiler() -> list[str]:

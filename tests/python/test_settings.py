@@ -1,0 +1,68 @@
+"""The TIDE_* variables: read, checked, and equal on all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from spawn import Context, RankGroup
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import tide
+from tide.fsdp import settings
+
+
+def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.problem() is None
+    monkeypatch.setenv("TIDE_TIMEOUT", "2.5")
+    assert settings.number("TIDE_TIMEOUT") == 2.5
+    for bad in ("soon", "-1", "0", "inf"):
+        monkeypatch.setenv("TIDE_TIMEOUT", bad)
+        assert "TIDE_TIMEOUT must be a positive number" in settings.problem()
+
+
+def _one_rank_differs(context: Context) -> None:
+    os.environ["TIDE_STAGING_SLOT"] = str(4096 << context.rank)
+    try:
+        with pytest.raises(
+            tide.Error, match="TIDE_STAGING_SLOT.*'4096' on rank 0, '8192' on rank 1"
+        ):
+            tide.enable(fully_shard(nn.Linear(8, 8)))
+    finally:
+        del os.environ["TIDE_STAGING_SLOT"]
+
+
+def test_ranks_must_agree(ranks: Callable[[int], RankGroup]) -> None:
+    ranks(2).run(_one_rank_differs)
+
+
+def _train_in_chunks(context: Context) -> None:
+    """A small slot cuts every reduce-scatter into chunks; gradients stay equal to stock's."""
+    import torch.distributed as dist
+
+    os.environ["TIDE_STAGING_SLOT"] = "256"
+    try:
+        group = dist.new_group([0, 1])
+        mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
+        grads = []
+        for through_tide in (False, True):
+            torch.manual_seed(0)
+            model = fully_shard(nn.Linear(33, 17), mesh=mesh)
+            if through_tide:
+                tide.enable(model, strict=True)
+            torch.manual_seed(context.rank)
+            model(torch.randn(4, 33)).square().sum().backward()
+            grads.append([p.grad.to_local().clone() for p in model.parameters()])
+            if through_tide:
+                tide.disable(model)
+        for stock, ours in zip(*grads, strict=True):
+            assert torch.equal(stock, ours)
+    finally:
+        del os.environ["TIDE_STAGING_SLOT"]
+
+
+def test_chunks_do_not_change_gradients(ranks: Callable[[int], RankGroup]) -> None:
+    ranks(2).run(_train_in_chunks)
