@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable
 
 import pytest
+import tide
 import torch
 from spawn import Context, RankGroup
+from tide.fsdp import settings
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-
-import tide
-from tide.fsdp import settings
 
 
 def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
