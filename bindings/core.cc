@@ -277,6 +277,8 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
 
 NB_MODULE(_core, m) {
   m.doc() = "TIDE's core: collectives over shared memory that know FSDP2's layout.";
+  // Globals of a script outlive the interpreter's shutdown: nothing to tell its user about.
+  nb::set_leak_warnings(false);
   error_type = PyErr_NewExceptionWithDoc(
       "tide._core.Error", "A failed call: code, rank, peer (-1 if none), group, operation.",
       PyExc_RuntimeError, nullptr);

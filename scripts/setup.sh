@@ -57,7 +57,8 @@ link_checkout() {
   local site
   site="$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
   echo "$PWD/python" >"$site/tide-checkout.pth"
-  printf '#!%s\nimport sys; from tide.cli import main; sys.exit(main())\n' \
+  # The guard matters: processes that a bench spawns import this script again.
+  printf '#!%s\nimport sys\n\nfrom tide.cli import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n' \
     "$venv/bin/python" >"$venv/bin/tide"
   chmod +x "$venv/bin/tide"
 }

@@ -35,7 +35,7 @@ def enable(
     model: nn.Module,
     mode: str = "auto",
     strict: bool = False,
-    collectives: Sequence[str] = _COLLECTIVES,
+    collectives: str | Sequence[str] = _COLLECTIVES,
     timeout: float | None = None,
 ) -> Handle:
     """Runs the collectives of every ``fully_shard`` group inside ``model`` through TIDE.
@@ -59,7 +59,8 @@ def enable(
     """
     from tide.fsdp.enable import Options, enable_model
 
-    return enable_model(model, Options(mode, strict, tuple(collectives), timeout))
+    names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
+    return enable_model(model, Options(mode, strict, names, timeout))
 
 
 def disable(model: nn.Module) -> None:

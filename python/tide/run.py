@@ -3,7 +3,7 @@
     python -m tide.run [options] train.py arguments...
     torchrun --nproc-per-node 4 -m tide.run train.py arguments...
 
-A root is enabled when its first forward begins. Rank 0 prints the report once to stderr, after the
+A root is enabled when its first forward begins, unless the script did it. Rank 0 prints the report once to stderr, after the
 first backward or at exit.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from tide.fsdp.enable import Handle, Options, enable_model
+from tide.fsdp.enable import Handle, Options, enable_model, is_enabled
 
 _COLLECTIVES = ("all_gather", "reduce_scatter")
 
@@ -57,7 +57,7 @@ def hook_roots(options: Options) -> _Reporter:
     def enabling_lazy_init(self: FSDPState) -> Any:
         fresh = self._is_root is None
         result = lazy_init(self)
-        if fresh and self._is_root:
+        if fresh and self._is_root and not is_enabled(self._modules[0]):
             reporter.add(enable_model(self._modules[0], options))
         return result
 

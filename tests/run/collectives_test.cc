@@ -217,6 +217,40 @@ TEST(ReduceScatter, BitwiseEqualForAllRankCountsSlow) {
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) CheckAllShapes(ranks);
 }
 
+// |error| <= W * 2^-24 * scale * sum of |x|: every addition and the scaling round once in fp32.
+TEST(ReduceScatter, WithinFp32RoundingOfFp64) {
+  RunCommunicators(7, {}, [](Communicator& comm) {
+    const int group = comm.RegisterGroup("g", {{"p", 70, 33, DType::kBF16}});
+    const GroupLayout& layout = comm.layout(group);
+    const auto gradient = Gradients(layout, {DType::kF32}, comm.rank());
+    const auto elems = static_cast<size_t>(layout.params()[0].shard_elems);
+    std::vector<float> output(elems);
+    comm.ReduceScatter({group,
+                        {0},
+                        Pointers(gradient),
+                        {DType::kF32},
+                        output.data(),
+                        DType::kF32,
+                        1.0F / 7,
+                        false});
+    std::vector<std::vector<std::vector<char>>> all;
+    for (int rank = 0; rank < 7; ++rank) {
+      all.push_back(Gradients(layout, {DType::kF32}, rank));
+    }
+    for (size_t i = 0; i < elems; ++i) {
+      double sum = 0;
+      double magnitude = 0;
+      for (const auto& theirs : all) {
+        const auto at = static_cast<int64_t>(elems) * comm.rank() + static_cast<int64_t>(i);
+        const double value = ValueAt(theirs[0], DType::kF32, at);
+        sum += value;
+        magnitude += std::abs(value);
+      }
+      ASSERT_NEAR(output[i], sum * (1.0F / 7), 7 * std::ldexp(magnitude / 7, -24)) << i;
+    }
+  });
+}
+
 TEST(ReduceScatter, RepeatsBitwise) {
   RunCommunicators(4, {}, [](Communicator& comm) {
     const ShapeCase shape{"repeat", {33, 7}, 129};

@@ -64,7 +64,8 @@ def _measure(
 
 
 def _show(rows: list[dict[str, Any]], json_file: Path | None) -> None:
-    table = Table(*rows[0])
+    caption = "times are medians; speedup and over_floor are medians of the ratios within a round"
+    table = Table(*rows[0], caption=caption)
     for row in rows:
         table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
     Console().print(table)

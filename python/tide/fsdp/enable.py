@@ -368,6 +368,12 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
     return handle
 
 
+def is_enabled(model: nn.Module) -> bool:
+    """Returns whether a group of ``model`` runs through TIDE already."""
+    params = (param for member in _collect(model) for param in member.group.fsdp_params)
+    return any(groups_module.find(param) is not None for param in params)
+
+
 def disable_model(model: nn.Module) -> None:
     """Implements ``tide.disable``."""
     handle = _handles.get(model)
