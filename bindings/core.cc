@@ -106,6 +106,12 @@ std::pair<uintptr_t, uintptr_t> Lease(const tide::SegmentView& segment) {
   return {reinterpret_cast<uintptr_t>(context), reinterpret_cast<uintptr_t>(&ReleaseLease)};
 }
 
+// Raises what a signal handler raises, KeyboardInterrupt above all, out of a wait.
+void CheckSignals() {
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+}
+
 // The communicator, closable before its Python object dies.
 class PyCommunicator {
  public:
@@ -117,6 +123,7 @@ class PyCommunicator {
         std::chrono::duration<double>(timeout));
     options.max_staging_slot_bytes = max_staging_slot;
     options.staging_slots = staging_slots;
+    options.check_interrupt = &CheckSignals;
     const nb::gil_scoped_release release;
     communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
   }
@@ -261,6 +268,7 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
               const std::vector<int>& dtypes) {
              return tide::StagedBytes(self.get().layout(group), {params, ToDTypes(dtypes)});
            })
+      .def_prop_ro("poisoned", [](PyCommunicator& self) { return self.get().poisoned(); })
       .def("last_call",
            [](PyCommunicator& self) {
              nb::dict times;

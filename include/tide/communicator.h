@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,6 +32,8 @@ struct CommunicatorOptions {
   int64_t max_staging_slot_bytes = 0;
   // Staging slots a peer. More than one only helps calls of several chunks.
   int staging_slots = 1;
+  // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
+  std::function<void()> check_interrupt = [] {};
 };
 
 // One symmetric allocation as this rank sees it. `owner` keeps the mapping alive.
@@ -110,6 +113,8 @@ class Communicator {
   void UnsynchronisedAllGather(const AllGatherCall& call);
   void UnsynchronisedReduceScatter(const ReduceScatterCall& call);
 
+  // Whether an earlier call failed: every later call raises Error(kPoisoned).
+  bool poisoned() const;
   CallTimes last_call() const;
   void EnableTrace(bool enable);
   std::vector<TraceSpan> TakeTrace();

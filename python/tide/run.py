@@ -3,8 +3,8 @@
     python -m tide.run [options] train.py arguments...
     torchrun --nproc-per-node 4 -m tide.run train.py arguments...
 
-A root is enabled when its first forward begins, unless the script did it. Rank 0 prints the report once to stderr, after the
-first backward or at exit.
+A root is enabled when its first forward begins, unless the script did it. Rank 0 prints the
+report once to stderr, after the first backward or at exit.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class TraceRecorder final : public TraceSink {
 class Communicator::Impl {
  public:
   Impl(Bootstrap& bootstrap, const CommunicatorOptions& options)
-      : options_(options), fabric_(std::make_unique<host::HostFabric>(bootstrap, options.timeout)) {
+      : options_(options), fabric_(std::make_unique<host::HostFabric>(bootstrap, options)) {
     staging_.slots = std::max(options.staging_slots, 1);
   }
 
@@ -162,6 +162,8 @@ class Communicator::Impl {
     Execute(program, -1, nullptr, true);
   }
 
+  bool poisoned() const { return poisoned_; }
+
   CallTimes times;
   bool tracing = false;
   TraceRecorder trace;
@@ -217,7 +219,7 @@ class Communicator::Impl {
     const auto start = Clock::now();
     try {
       times.wait = fabric_->Execute(call, tracing ? &trace : nullptr);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       poisoned_ = true;
       poison_ = error.what();
       throw;
@@ -285,6 +287,7 @@ void Communicator::UnsynchronisedAllGather(const AllGatherCall& call) {
 void Communicator::UnsynchronisedReduceScatter(const ReduceScatterCall& call) {
   impl_->ReduceScatter(call, false);
 }
+bool Communicator::poisoned() const { return impl_->poisoned(); }
 CallTimes Communicator::last_call() const { return impl_->times; }
 void Communicator::EnableTrace(bool enable) { impl_->tracing = enable; }
 std::vector<TraceSpan> Communicator::TakeTrace() { return impl_->trace.Take(); }

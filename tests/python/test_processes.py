@@ -154,3 +154,25 @@ def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
 def test_a_failed_set_up_leaves_no_thread_waiting(tmp_path: Path) -> None:
     with pytest.raises(_core.Error, match="one entry a rank"):
         _core.Communicator(0, 2, lambda mine: [mine], 1.0)
+
+
+def _wait_for_the_sleeper(comm: Any, pipe: Connection) -> None:
+    pipe.send("running")
+    if comm.rank == 1:
+        time.sleep(LIMIT_S)
+    try:
+        comm.barrier()
+    except KeyboardInterrupt:
+        pipe.send("interrupted")
+
+
+def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(tmp_path: Path) -> None:
+    processes, pipes = _start(_wait_for_the_sleeper, 3, tmp_path, timeout=LIMIT_S)
+    _wait_until_running(pipes)
+    time.sleep(0.2)  # into the barrier; earlier the signal would hit the pipe
+    os.kill(processes[0].pid, signal.SIGINT)
+    assert _answer(pipes[0]) == "interrupted"
+    code, text, peer, _ = _answer(pipes[2])
+    assert (code, peer) == ("peer_dead", 0), text
+    assert "rank 0 was interrupted in barrier" in text
+    processes[1].kill()

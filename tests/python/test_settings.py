@@ -65,3 +65,24 @@ def _train_in_chunks(context: Context) -> None:
 
 def test_chunks_do_not_change_gradients(ranks: Callable[[int], RankGroup]) -> None:
     ranks(2).run(_train_in_chunks)
+
+
+def _enable_after_a_failed_call(context: Context) -> None:
+    import torch.distributed as dist
+
+    mesh = dist.device_mesh.DeviceMesh.from_group(dist.new_group([0, 1]), "cpu")
+    first = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    for layer in first:
+        fully_shard(layer, mesh=mesh)
+    tide.enable(first)
+    with pytest.raises(tide.Error, match="'0'.*'1'"):
+        first[context.rank](torch.randn(2, 8))
+    tide.disable(first)
+    second = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    tide.enable(second, strict=True)
+    second(torch.randn(2, 8)).sum().backward()
+    tide.disable(second)
+
+
+def test_enable_makes_a_new_communicator_after_a_failure(ranks: Callable[[int], RankGroup]) -> None:
+    ranks(2).run(_enable_after_a_failed_call)

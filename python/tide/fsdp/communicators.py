@@ -180,10 +180,13 @@ def channel_for(process_group: dist.ProcessGroup, timeout: float | None) -> Chan
     """
     name = process_group.group_name
     known = _channels.get(name)
-    if known is not None and known[0]() is process_group:
+    same = known is not None and known[0]() is process_group
+    # One rank's failed call makes the communicator useless to all.
+    if same and not any(exchange_objects(known[1].core.poisoned, process_group)):
         return known[1]
     if known is not None:
-        known[1].core.close()  # an earlier process group of that name, destroyed since
+        # Failed, or of an earlier process group of that name, destroyed since.
+        known[1].core.close()
     seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group)
     channel = Channel(process_group, seconds)
     _channels[name] = (weakref.ref(process_group), channel)

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "fabric/host/call_report.h"
 #include "kernels/host/kernels.h"
@@ -26,12 +27,14 @@ double Seconds(std::chrono::steady_clock::time_point time) {
 }  // namespace
 
 Executor::Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
-                   const Watchdog& watchdog, std::chrono::nanoseconds timeout)
+                   const Watchdog& watchdog, std::chrono::nanoseconds timeout,
+                   std::function<void()> check_interrupt)
     : rank_(rank),
       pages_(pages),
       space_(space),
       watchdog_(watchdog),
       timeout_(timeout),
+      check_interrupt_(std::move(check_interrupt)),
       bases_(static_cast<size_t>(kCounterKinds) * pages.size()) {}
 
 double Executor::Run(const Call& call, TraceSink* trace) {
@@ -207,6 +210,7 @@ void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, 
   }
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
   if (left.count() <= 0) ThrowTimeout(call, blocked);
+  check_interrupt_();
   pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min<int64_t>(left.count(), kMaxSleepNs));
 }
 

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "fabric/fabric.h"
@@ -27,7 +28,8 @@ class Executor {
  public:
   // All references outlive the executor; pages are in rank order.
   Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
-           const Watchdog& watchdog, std::chrono::nanoseconds timeout);
+           const Watchdog& watchdog, std::chrono::nanoseconds timeout,
+           std::function<void()> check_interrupt);
 
   // Runs the call to its end and advances the counter bases. Returns the seconds in which nothing
   // could move. Throws Error(kMismatch), kTimeout, kPeerDead or what another rank failed with.
@@ -57,6 +59,7 @@ class Executor {
   const AddressSpace& space_;
   const Watchdog& watchdog_;
   const std::chrono::nanoseconds timeout_;
+  const std::function<void()> check_interrupt_;
   std::vector<uint64_t>
       bases_;  // by CounterIndex: what earlier calls have added to the own counters
   std::vector<size_t> cursors_;  // by queue: index of its next operation; kept to reuse the memory

@@ -65,14 +65,14 @@ void CheckSameRequest(const std::vector<ReceivedNotice>& notices, int rank,
 
 }  // namespace
 
-HostFabric::HostFabric(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
-    : sockets_(bootstrap, timeout) {
+HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
+    : sockets_(bootstrap, options.timeout) {
   topology_.nodes = 1;
   topology_.local_ranks = sockets_.world();
   ConnectControlPages();
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
   executor_ = std::make_unique<Executor>(rank(), pages_, static_cast<const AddressSpace&>(*this),
-                                         *watchdog_, timeout);
+                                         *watchdog_, options.timeout, options.check_interrupt);
 }
 
 void HostFabric::ConnectControlPages() {
@@ -165,13 +165,24 @@ char* HostFabric::Resolve(int rank, SegmentAddress address) const {
   return segment->mappings[static_cast<size_t>(rank)].data() + address.offset;
 }
 
+// The others wait for this rank: tell them why it stops.
+void HostFabric::GiveUp(const Error& error) {
+  pages_[static_cast<size_t>(rank())].Fail(error);
+  for (const ControlPage& page : pages_) page.Ring();
+}
+
 double HostFabric::Execute(const Call& call, TraceSink* trace) {
   try {
     return executor_->Run(call, trace);
   } catch (const Error& error) {
-    // The others wait for this rank: tell them why it stops.
-    pages_[static_cast<size_t>(rank())].Fail(error);
-    for (const ControlPage& page : pages_) page.Ring();
+    GiveUp(error);
+    throw;
+  } catch (const std::exception&) {
+    // Not an error of TIDE's: check_interrupt threw.
+    GiveUp(Error(
+        ErrorCode::kPeerDead,
+        fmt::format("rank {} was interrupted in {}; restart the job", rank(), call.identity.text),
+        {rank(), -1, "", call.program->name}));
     throw;
   }
 }

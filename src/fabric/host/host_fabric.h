@@ -27,7 +27,7 @@ struct Segment {
 class HostFabric final : public Fabric, private AddressSpace {
  public:
   // Collective; see Communicator.
-  HostFabric(Bootstrap& bootstrap, std::chrono::nanoseconds timeout);
+  HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options);
   ~HostFabric() override = default;
 
   const Topology& topology() const override { return topology_; }
@@ -41,6 +41,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   // Allocates here and maps what every rank allocated. Errors of one rank are raised on all.
   std::shared_ptr<Segment> Share(int64_t bytes, const std::string& label, uint64_t nonce);
   void ConnectControlPages();
+  void GiveUp(const Error& error);
 
   PeerSockets sockets_;
   Topology topology_;
