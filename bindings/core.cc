@@ -184,43 +184,39 @@ nb::list TakeTrace(PyCommunicator& self) {
   return spans;
 }
 
+// `run` is the collective itself or its floor.
+void BindAllGather(nb::class_<PyCommunicator>& communicator, const char* name,
+                   void (tide::Communicator::*run)(const tide::AllGatherCall&)) {
+  communicator.def(name, [run](PyCommunicator& self, int group, const Pointers& shards,
+                               const std::vector<int>& shard_dtypes, int segment, int64_t offset) {
+    const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
+    const nb::gil_scoped_release release;
+    (self.get().*run)(call);
+  });
+}
+
+void BindReduceScatter(nb::class_<PyCommunicator>& communicator, const char* name,
+                       void (tide::Communicator::*run)(const tide::ReduceScatterCall&)) {
+  communicator.def(name, [run](PyCommunicator& self, int group, const std::vector<int>& params,
+                               const Pointers& grads, const std::vector<int>& grad_dtypes,
+                               uintptr_t output, int output_dtype, float scale, bool accumulate) {
+    const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype,
+                                        scale, accumulate);
+    const nb::gil_scoped_release release;
+    (self.get().*run)(call);
+  });
+}
+
 void BindCollectives(nb::class_<PyCommunicator>& communicator) {
-  communicator
-      .def("all_gather",
-           [](PyCommunicator& self, int group, const Pointers& shards,
-              const std::vector<int>& shard_dtypes, int segment, int64_t offset) {
-             const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
-             const nb::gil_scoped_release release;
-             self.get().AllGather(call);
-           })
-      .def("reduce_scatter",
-           [](PyCommunicator& self, int group, const std::vector<int>& params,
-              const Pointers& grads, const std::vector<int>& grad_dtypes, uintptr_t output,
-              int output_dtype, float scale, bool accumulate) {
-             const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output,
-                                                 output_dtype, scale, accumulate);
-             const nb::gil_scoped_release release;
-             self.get().ReduceScatter(call);
-           })
-      .def("unsynchronised_all_gather",
-           [](PyCommunicator& self, int group, const Pointers& shards,
-              const std::vector<int>& shard_dtypes, int segment, int64_t offset) {
-             const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
-             const nb::gil_scoped_release release;
-             self.get().UnsynchronisedAllGather(call);
-           })
-      .def("unsynchronised_reduce_scatter",
-           [](PyCommunicator& self, int group, const std::vector<int>& params,
-              const Pointers& grads, const std::vector<int>& grad_dtypes, uintptr_t output,
-              int output_dtype, float scale, bool accumulate) {
-             const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output,
-                                                 output_dtype, scale, accumulate);
-             const nb::gil_scoped_release release;
-             self.get().UnsynchronisedReduceScatter(call);
-           })
-      .def(
-          "barrier", [](PyCommunicator& self) { self.get().Barrier(); },
-          nb::call_guard<nb::gil_scoped_release>());
+  using tide::Communicator;
+  BindAllGather(communicator, "all_gather", &Communicator::AllGather);
+  BindAllGather(communicator, "unsynchronised_all_gather", &Communicator::UnsynchronisedAllGather);
+  BindReduceScatter(communicator, "reduce_scatter", &Communicator::ReduceScatter);
+  BindReduceScatter(communicator, "unsynchronised_reduce_scatter",
+                    &Communicator::UnsynchronisedReduceScatter);
+  communicator.def(
+      "barrier", [](PyCommunicator& self) { self.get().Barrier(); },
+      nb::call_guard<nb::gil_scoped_release>());
 }
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
