@@ -1,7 +1,6 @@
 // The Python module tide._core: thin. It converts arguments, releases the GIL around everything
 // that may wait, and turns tide::Error into tide._core.Error.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>

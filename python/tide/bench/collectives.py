@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -68,12 +69,9 @@ def _communicator(context: Context) -> Any:
     import torch.distributed as dist
 
     from tide import _core
+    from tide.fsdp.communicators import exchange_objects
 
-    def exchange(payload: bytes) -> list[bytes]:
-        answers: list[Any] = [None] * context.world
-        dist.all_gather_object(answers, payload)
-        return answers
-
+    exchange = partial(exchange_objects, process_group=dist.group.WORLD)
     return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S)
 
 

@@ -102,7 +102,6 @@ class Channel:
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
         self._retired: list[Slot] = []
-        self._staging = 0
 
     def _exchange(self, payload: bytes) -> list[bytes]:
         process_group = self._process_group()
@@ -162,12 +161,6 @@ class Channel:
                 kept.append(slot)
         self._retired = kept
 
-    def reserve_staging(self, size: int) -> None:
-        """Grows the reduce-scatter staging to ``size`` bytes a rank. Collective when it grows."""
-        if size > self._staging:
-            self.core.reserve_staging(size)
-            self._staging = size
-
 
 _channels: dict[str, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
 
@@ -191,13 +184,6 @@ def channel_for(process_group: dist.ProcessGroup, timeout: float | None) -> Chan
     channel = Channel(process_group, seconds)
     _channels[name] = (weakref.ref(process_group), channel)
     return channel
-
-
-def close_all() -> None:
-    """Closes every communicator. Parameters that lie in their segments stay valid."""
-    for _, channel in _channels.values():
-        channel.core.close()
-    _channels.clear()
 
 
 def open_cores() -> list[_core.Communicator]:

@@ -126,14 +126,17 @@ def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
     }
 
 
+def _any_enabled(members: list[_Member]) -> bool:
+    params = (param for member in members for param in member.group.fsdp_params)
+    return any(groups_module.find(param) is not None for param in params)
+
+
 def _prepare(model: nn.Module, members: list[_Member], options: Options) -> tuple[str, str] | None:
     """Does everything that can fail on this rank alone. Returns (code, message) of a failure."""
     problem = options.problem()
     if problem is None and not members:
         problem = "the model has no fully_shard group; call fully_shard before tide.enable"
-    if problem is None and any(
-        groups_module.find(param) for member in members for param in member.group.fsdp_params
-    ):
+    if problem is None and _any_enabled(members):
         problem = "a group of the model is enabled already; call tide.disable first"
     if problem is not None:
         return "invalid_argument", problem
@@ -193,7 +196,8 @@ def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
         if trainable:
             dtypes = [state.gather_dtypes[i] for i in trainable]
             staging = max(staging, state.staging_need(trainable, dtypes))
-    channel.reserve_staging(staging)
+    if staging:
+        channel.core.reserve_staging(staging)
 
 
 def _connect(
@@ -370,8 +374,7 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
 
 def is_enabled(model: nn.Module) -> bool:
     """Returns whether a group of ``model`` runs through TIDE already."""
-    params = (param for member in _collect(model) for param in member.group.fsdp_params)
-    return any(groups_module.find(param) is not None for param in params)
+    return _any_enabled(_collect(model))
 
 
 def disable_model(model: nn.Module) -> None:

@@ -1,6 +1,5 @@
 // What ranks of a node share besides payload: counters, doorbell, call identities, and the last
-// words of a rank that failed. One a rank, at the start of that rank's first segment; written by
-// peers.
+// words of a rank that failed. One a rank, in a segment of its own; written by peers.
 //
 // Memory order: a producer publishes data with a release increment of a counter, the waiter reads
 // the counter with acquire. The doorbell only wakes: nothing is read through it.
@@ -59,8 +58,8 @@ class ControlPage {
 
   // Wakes the owner if it sleeps. Call after the store it may wait for.
   void Ring() const;
-  // Sleeps until the doorbell moves from `seen` or `max_ns` have passed. The caller re-checks its
-  // condition between reading `seen` and sleeping.
+  // Sleeps until the doorbell moves from `seen` or `max_ns` have passed. The caller reads `seen`
+  // before it tries the conditions that it may sleep for.
   void Sleep(uint32_t seen, int64_t max_ns) const;
 
   // Publishes why the owner has given up; the first words stay.
@@ -69,7 +68,8 @@ class ControlPage {
   // The error that the owner gave up with, as `rank` shall raise it.
   Error LastWords(int owner, int rank) const;
 
-  // Pairs with PeerCall: written before the entry counters are raised, read after they were seen.
+  // Pairs with Executor::CompareCall: written before the entry counters are raised, read after they
+  // were seen.
   void PublishCall(const CallIdentity& call) const;
   const CallIdentity& PublishedCall(uint64_t sequence) const {
     return header_->calls[sequence % kCallRing];

@@ -1,6 +1,5 @@
 #include "fabric/host/executor.h"
 
-#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
