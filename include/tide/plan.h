@@ -17,11 +17,44 @@ namespace tide {
 inline constexpr int64_t kStagingAlignment = 64;
 
 struct StagingOptions {
-  // Bytes of one staging slot, a constant of the region. At most this much of a call is staged at a
-  // time.
+  // Bytes of one staging slot, a constant of the region. At most this much of a block is staged at
+  // a time.
   int64_t slot_bytes = 0;
-  // Slots for each local rank that fills; chunk c uses slot c mod slots.
+  // Slots for each local rank that fills; chunk c of a call uses slot c mod slots.
   int slots = 1;
+};
+
+// Constants of the all-gather lane: equal for all groups and ranks.
+struct AllGatherOptions {
+  // Heads of all rounds of a call together, bytes; the receiver confirms a round when its heads
+  // have arrived (paper, section 3.1). 0: no heads, a round is confirmed when it has arrived.
+  int64_t head_bytes = int64_t{8} << 20;
+  // Puts are striped over this many contexts of the rail.
+  int contexts = 4;
+  // The shards lie packed in one symmetric region, so that the rail can read them in place.
+  // Otherwise they are copied or cast into the first slot of the receive stage (M > 1, L > 1).
+  bool resident = false;
+};
+
+// Where partials of other nodes land (docs/design.md).
+enum class Placement : uint8_t {
+  kDirect,       // owner j reduces the slice of rank j of the destination node
+  kLatinSquare,  // paper, section 4.2: one switch reduction adds up to L nodes
+};
+
+// Where gradients lie while they are reduced, and so how deep the outbox is (paper, section 5.3).
+enum class Mode : uint8_t { kInPlace, kSlotReuse };
+
+// Constants of the reduce-scatter lane; passes alone may differ from group to group.
+struct ReduceScatterOptions {
+  Placement placement = Placement::kDirect;
+  Mode mode = Mode::kInPlace;
+  int wave_width = 0;   // contributors a wave at most; 0: L, or 8 where L = 1
+  int round_width = 2;  // k: transfers under way together
+  int passes = 1;       // n_part: parts of every sub-slice, one after the other
+  int generations = 0;  // n_par, 1 or 2; 0: 1 for a single wave in a single pass, else 2
+  int contexts = 4;
+  StagingOptions staging;
 };
 
 // What one reduce-scatter call reduces: parameter indices in order, the gradients' dtypes (same
@@ -31,23 +64,47 @@ struct ReduceScatterSpec {
   std::vector<DType> grad_dtypes;
   DType output_dtype = DType::kF32;
   bool accumulate = false;
+  // Which outbox the call uses: the lane's call count mod 2.
+  int bank = 0;
 };
 
-// All-gather of one node (paper, section 3.1): entry fence, one batch of multicasts, completion
-// fence. A shard whose dtype differs from the gather dtype is cast into this rank's part of its own
-// landing first. shard_dtypes: one a parameter. Throws Error(kInvalidArgument), or kUnsupported for
-// several nodes.
+// All-gather (paper, section 3). One node: entry fence, one batch of multicasts, completion fence;
+// a shard whose dtype differs from the gather dtype is cast into this rank's part of its own
+// landing first. Several nodes: recursive doubling over the rails, slots multicast on arrival. One
+// rank a node: doubling from landing to landing. shard_dtypes: one a parameter. Throws
+// Error(kInvalidArgument).
 Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
-                      const Topology& topology, int rank);
+                      const Topology& topology, int rank, const AllGatherOptions& options = {});
 
-// Reduce-scatter of one node (paper, section 4.1): every rank pushes each peer's slice into that
-// peer's staging; the owner sums in local-rank order, own contribution last and read where autograd
-// left it.
+// Reduce-scatter (paper, section 4). Level 1: every rank pushes each sibling's slice into that
+// sibling's staging; the owner sums in local-rank order, own contribution last and read where
+// autograd left it. Level 2: node partials travel by rail and land in waves. One node: the sum is
+// the output. Throws Error(kInvalidArgument) for an impossible plan, naming the rule.
 Program PlanReduceScatter(const GroupLayout& layout, const ReduceScatterSpec& spec,
-                          const Topology& topology, int rank, const StagingOptions& staging);
+                          const Topology& topology, int rank, const ReduceScatterOptions& options);
 
 // Every rank has entered.
 Program PlanBarrier(const Topology& topology, int rank);
+
+// Bytes of a rank's temporary regions that a program needs, largest buffer by kind and index
+// (paper, section 5.4). Regions of a lane are the maximum over its groups.
+struct RegionBytes {
+  int64_t stage = 0;    // all-gather
+  int64_t staging = 0;  // (L - 1) peers * n_stg slots
+  int64_t outbox = 0;   // each of two banks
+  int64_t spare = 0;    // each of two banks
+  int64_t inbox = 0;    // each generation
+  int generations = 0;
+  int64_t accumulator = 0;
+
+  int64_t reduce_scatter() const {
+    return staging + 2 * (outbox + spare) + generations * inbox + accumulator;
+  }
+};
+RegionBytes AllGatherRegions(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
+                             const Topology& topology, const AllGatherOptions& options);
+RegionBytes ReduceScatterRegions(const GroupLayout& layout, const ReduceScatterSpec& spec,
+                                 const Topology& topology, const ReduceScatterOptions& options);
 
 // Bytes that one peer stages for one owner in a whole call: the slot size that needs one chunk
 // only.

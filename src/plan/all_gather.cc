@@ -37,9 +37,9 @@ void CheckDtypes(const GroupLayout& layout, const std::vector<DType>& shard_dtyp
 }  // namespace
 
 Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
-                      const Topology& topology, int rank) {
+                      const Topology& topology, int rank, const AllGatherOptions& /*options*/) {
   CheckDtypes(layout, shard_dtypes);
-  Builder builder("all_gather", topology, rank);
+  Builder builder("all_gather", Lane::kAllGather, topology, rank);
   const int queue = builder.AddQueue("main");
   const int landing = builder.AddBuffer(BufferKind::kLanding, 0, layout.landing_bytes());
 
@@ -61,8 +61,8 @@ Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard
     }
   }
 
-  builder.Await(queue, Event::kReady);
-  builder.Fence(queue, queue, CounterKind::kEntry);
+  builder.Await(queue, {EventKind::kReady});
+  builder.Fence(queue, CounterKind::kEntry);
   if (!casts.empty()) builder.Add(queue, OpKind::kCast).casts = std::move(casts);
   if (!from_shards.empty()) {
     builder.Add(queue, OpKind::kMulticast).pieces = std::move(from_shards);
@@ -72,9 +72,9 @@ Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard
     multicast.pieces = std::move(from_landing);
     multicast.span = Span::kPeers;
   }
-  builder.Record(queue, Event::kReadDone);
-  builder.Fence(queue, queue, CounterKind::kDone);
-  builder.Record(queue, Event::kDone);
+  builder.Record(queue, {EventKind::kReadDone});
+  builder.Fence(queue, CounterKind::kLanded);
+  builder.Record(queue, {EventKind::kDone});
   return builder.Finish();
 }
 

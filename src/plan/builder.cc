@@ -7,18 +7,18 @@
 
 namespace tide::internal {
 
-Builder::Builder(std::string name, const Topology& topology, int rank)
-    : rank_(rank), ranks_(topology.Ranks()) {
-  if (topology.nodes != 1) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{} over {} nodes: only one node is planned so far; use the stock path",
-                            name, topology.nodes));
-  }
-  if (rank < 0 || rank >= ranks_) {
+Builder::Builder(std::string name, Lane lane, const Topology& topology, int rank) {
+  if (topology.nodes < 1 || topology.local_ranks < 1) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: expected a rank in [0, {}), got {}", name, ranks_, rank));
+                fmt::format("{}: expected at least one node and one local rank, got {} x {}", name,
+                            topology.nodes, topology.local_ranks));
+  }
+  if (rank < 0 || rank >= topology.Ranks()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: expected a rank in [0, {}), got {}",
+                                                         name, topology.Ranks(), rank));
   }
   program_.name = std::move(name);
+  program_.lane = lane;
   program_.rank = rank;
   program_.topology = topology;
 }
@@ -40,32 +40,39 @@ Operation& Builder::Add(int queue, OpKind kind) {
   return op;
 }
 
-void Builder::Signal(int queue, int peer, CounterKind kind) {
+Operation& Builder::Signal(int queue, int peer, CounterKind kind, int index) {
   Operation& op = Add(queue, OpKind::kSignal);
   op.peer = peer;
-  op.counter = {kind, rank_};
+  op.counter = {kind, rank(), index};
+  return op;
 }
 
-void Builder::Wait(int queue, int producer, CounterKind kind, int64_t value) {
+Operation& Builder::Wait(int queue, Counter counter, int64_t value) {
   Operation& op = Add(queue, OpKind::kWait);
-  op.counter = {kind, producer};
+  op.counter = counter;
   op.value = value;
+  return op;
 }
 
 void Builder::Await(int queue, Event event) { Add(queue, OpKind::kAwait).event = event; }
 
 void Builder::Record(int queue, Event event) { Add(queue, OpKind::kRecord).event = event; }
 
-void Builder::Expect(CounterKind kind, int producer, int64_t value) {
-  program_.increments.push_back({{kind, producer}, value});
+void Builder::Expect(Counter counter, int64_t value) {
+  if (value > 0) program_.increments.push_back({counter, value});
 }
 
-void Builder::Fence(int signal_queue, int wait_queue, CounterKind kind) {
-  for (int i = 1; i < ranks_; ++i) Signal(signal_queue, Peer(i), kind);
-  for (int i = 1; i < ranks_; ++i) {
-    Wait(wait_queue, Peer(i), kind, 1);
-    Expect(kind, Peer(i), 1);
+void Builder::Fence(int queue, CounterKind kind) {
+  for (int i = 1; i < siblings(); ++i) Signal(queue, Sibling(i), kind);
+  for (int i = 1; i < siblings(); ++i) {
+    Wait(queue, {kind, Sibling(i)}, 1);
+    Expect({kind, Sibling(i)}, 1);
   }
+}
+
+int Builder::RailPeer(int distance) const {
+  const int node_of_peer = ((node() + distance) % nodes() + nodes()) % nodes();
+  return topology().Rank(node_of_peer, local());
 }
 
 }  // namespace tide::internal
@@ -73,9 +80,17 @@ void Builder::Fence(int signal_queue, int wait_queue, CounterKind kind) {
 namespace tide {
 
 Program PlanBarrier(const Topology& topology, int rank) {
-  internal::Builder builder("barrier", topology, rank);
+  internal::Builder builder("barrier", Lane::kControl, topology, rank);
   const int queue = builder.AddQueue("main");
-  builder.Fence(queue, queue, CounterKind::kEntry);
+  builder.Fence(queue, CounterKind::kEntry);
+  // A rail peer signals after its siblings have entered, so all rails together stand for all ranks.
+  for (int n = 1; n < builder.nodes(); ++n) {
+    builder.Signal(queue, builder.RailPeer(n), CounterKind::kArrived);
+  }
+  for (int n = 1; n < builder.nodes(); ++n) {
+    builder.Wait(queue, {CounterKind::kArrived, builder.RailPeer(n)}, 1);
+    builder.Expect({CounterKind::kArrived, builder.RailPeer(n)}, 1);
+  }
   return builder.Finish();
 }
 

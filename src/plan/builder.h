@@ -12,37 +12,46 @@ namespace tide::internal {
 
 class Builder {
  public:
-  // Throws Error(kUnsupported) for several nodes, Error(kInvalidArgument) for a rank outside the
-  // topology.
-  Builder(std::string name, const Topology& topology, int rank);
+  // Throws Error(kInvalidArgument) for an empty topology or a rank outside of it.
+  Builder(std::string name, Lane lane, const Topology& topology, int rank);
 
   int AddBuffer(BufferKind kind, int index, int64_t bytes);
   int AddQueue(std::string name);
   // The returned reference is valid until the next call.
   Operation& Add(int queue, OpKind kind);
-  void Signal(int queue, int peer, CounterKind kind);
-  void Wait(int queue, int producer, CounterKind kind, int64_t value);
+  // Adds one to the counter (kind, own rank, index) on `peer`, which may be this rank.
+  Operation& Signal(int queue, int peer, CounterKind kind, int index = 0);
+  // Blocks until the counter has risen by `value` in this call.
+  Operation& Wait(int queue, Counter counter, int64_t value);
   void Await(int queue, Event event);
   void Record(int queue, Event event);
-  // Says that the peers' programs add `value` to the own counter (kind, producer).
-  void Expect(CounterKind kind, int producer, int64_t value);
+  // A local event that nothing has used yet.
+  Event NewEvent() { return {EventKind::kLocal, local_events_++}; }
+  // Says that the programs of a call add `value` to the own counter.
+  void Expect(Counter counter, int64_t value);
 
-  // Signals every peer, then waits for every peer: no rank passes before all have reached it. The
-  // waits sit on `wait_queue`.
-  void Fence(int signal_queue, int wait_queue, CounterKind kind);
+  // Signals every sibling, then waits for every sibling: no rank of the node passes before all have
+  // reached it.
+  void Fence(int queue, CounterKind kind);
 
-  // The i-th peer in this rank's order: (rank + i) mod L, so that no two ranks write to one owner
-  // at a time.
-  int Peer(int i) const { return (rank_ + i) % ranks_; }
-  int ranks() const { return ranks_; }
-  int rank() const { return rank_; }
+  // The i-th sibling in this rank's order: local rank (l + i) mod L of the same node, so that no
+  // two ranks write to one owner at a time. i = 0 is this rank.
+  int Sibling(int i) const { return topology().Rank(node(), (local() + i) % siblings()); }
+  // The rank of the same rail (local index) that is `distance` nodes away, modulo M; may be
+  // negative.
+  int RailPeer(int distance) const;
+  const Topology& topology() const { return program_.topology; }
+  int rank() const { return program_.rank; }
+  int node() const { return topology().Node(rank()); }
+  int local() const { return topology().Local(rank()); }
+  int siblings() const { return topology().local_ranks; }
+  int nodes() const { return topology().nodes; }
 
   Program Finish() { return std::move(program_); }
 
  private:
   Program program_;
-  int rank_;
-  int ranks_;
+  int local_events_ = 0;
 };
 
 }  // namespace tide::internal

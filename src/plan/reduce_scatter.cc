@@ -58,26 +58,26 @@ class Planner {
         spec_(spec),
         staging_(staging),
         chunks_(internal::CutIntoChunks(layout, spec, staging.slot_bytes)),
-        builder_("reduce_scatter", topology, rank) {
+        builder_("reduce_scatter", Lane::kReduceScatter, topology, rank) {
     push_ = builder_.AddQueue("push");
     sum_ = builder_.AddQueue("sum");
     AddBuffers();
   }
 
   Program Plan() {
-    builder_.Await(push_, Event::kReady);
-    builder_.Fence(push_, push_, CounterKind::kEntry);
+    builder_.Await(push_, {EventKind::kReady});
+    builder_.Fence(push_, CounterKind::kEntry);
     for (size_t c = 0; c < chunks_.size(); ++c) {
       PushChunk(static_cast<int64_t>(c));
       SumChunk(static_cast<int64_t>(c));
     }
     ZeroPadding();
-    builder_.Record(sum_, Event::kReadDone);
-    builder_.Record(sum_, Event::kDone);
+    builder_.Record(sum_, {EventKind::kReadDone});
+    builder_.Record(sum_, {EventKind::kDone});
     const auto uses = static_cast<int64_t>(chunks_.size());
-    for (int i = 1; i < builder_.ranks(); ++i) {
-      builder_.Expect(CounterKind::kFilled, builder_.Peer(i), uses);
-      builder_.Expect(CounterKind::kReleased, builder_.Peer(i), uses);
+    for (int i = 1; i < builder_.siblings(); ++i) {
+      builder_.Expect({CounterKind::kFilled, builder_.Sibling(i)}, uses);
+      builder_.Expect({CounterKind::kReleased, builder_.Sibling(i)}, uses);
     }
     return builder_.Finish();
   }
@@ -93,16 +93,16 @@ class Planner {
       output_bytes_ += param.shard_elems * OutputItem();
     }
     output_ = builder_.AddBuffer(BufferKind::kOutput, 0, output_bytes_);
-    for (int distance = 1; distance < builder_.ranks(); ++distance) {
+    for (int distance = 1; distance < builder_.siblings(); ++distance) {
       staged_.push_back(
           builder_.AddBuffer(BufferKind::kStaging, distance, staging_.slots * staging_.slot_bytes));
     }
   }
 
   void PushChunk(int64_t c) {
-    for (int i = 1; i < builder_.ranks(); ++i) {
-      const int owner = builder_.Peer(i);
-      builder_.Wait(push_, owner, CounterKind::kReleased,
+    for (int i = 1; i < builder_.siblings(); ++i) {
+      const int owner = builder_.Sibling(i);
+      builder_.Wait(push_, {CounterKind::kReleased, owner},
                     std::max<int64_t>(c + 1 - staging_.slots, 0));
       std::vector<Piece> pieces;
       for (const StagedRun& run : chunks_[static_cast<size_t>(c)]) {
@@ -121,10 +121,10 @@ class Planner {
   }
 
   void SumChunk(int64_t c) {
-    for (int i = 1; i < builder_.ranks(); ++i) {
+    for (int i = 1; i < builder_.siblings(); ++i) {
       // Peers push to their next neighbour first: the last neighbour of a rank is the first to fill
       // it.
-      builder_.Wait(sum_, builder_.Peer(builder_.ranks() - i), CounterKind::kFilled, c + 1);
+      builder_.Wait(sum_, {CounterKind::kFilled, builder_.Sibling(builder_.siblings() - i)}, c + 1);
     }
     std::vector<SumPiece> sums;
     for (const StagedRun& run : chunks_[static_cast<size_t>(c)]) {
@@ -135,9 +135,10 @@ class Planner {
       Operation& sum = builder_.Add(sum_, OpKind::kSum);
       sum.sums = std::move(sums);
       sum.accumulate = spec_.accumulate;
+      sum.scaled = true;
     }
-    for (int i = 1; i < builder_.ranks(); ++i) {
-      builder_.Signal(sum_, builder_.Peer(i), CounterKind::kReleased);
+    for (int i = 1; i < builder_.siblings(); ++i) {
+      builder_.Signal(sum_, builder_.Sibling(i), CounterKind::kReleased);
     }
   }
 
@@ -146,7 +147,7 @@ class Planner {
     SumPiece piece;
     piece.dst = {output_, output_offsets_[static_cast<size_t>(run.participant)] +
                               run.first_elem * OutputItem()};
-    for (int local = 0; local < builder_.ranks(); ++local) {
+    for (int local = 0; local < builder_.siblings(); ++local) {
       if (local == builder_.rank()) continue;
       piece.sources.push_back(Staged(local, builder_.rank(), c, run));
     }
@@ -195,7 +196,7 @@ class Planner {
   // Where `filler` stages the run on `owner`. Buffers are named by distance, so they lie at equal
   // offsets on all ranks and a rank keeps none for itself.
   Ref Staged(int filler, int owner, int64_t c, const StagedRun& run) const {
-    const int distance = (filler - owner + builder_.ranks()) % builder_.ranks();
+    const int distance = (filler - owner + builder_.siblings()) % builder_.siblings();
     return {staged_[static_cast<size_t>(distance) - 1],
             c % staging_.slots * staging_.slot_bytes + run.slot_offset};
   }
@@ -217,9 +218,9 @@ class Planner {
 }  // namespace
 
 Program PlanReduceScatter(const GroupLayout& layout, const ReduceScatterSpec& spec,
-                          const Topology& topology, int rank, const StagingOptions& staging) {
+                          const Topology& topology, int rank, const ReduceScatterOptions& options) {
   CheckSpec(layout, spec);
-  return Planner(layout, spec, topology, rank, staging).Plan();
+  return Planner(layout, spec, topology, rank, options.staging).Plan();
 }
 
 }  // namespace tide

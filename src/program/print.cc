@@ -7,76 +7,56 @@
 namespace tide {
 
 const char* Name(OpKind kind) {
-  switch (kind) {
-    case OpKind::kCopy:
-      return "copy";
-    case OpKind::kMulticast:
-      return "multicast";
-    case OpKind::kCast:
-      return "cast";
-    case OpKind::kSum:
-      return "sum";
-    case OpKind::kZero:
-      return "zero";
-    case OpKind::kSignal:
-      return "signal";
-    case OpKind::kWait:
-      return "wait";
-    case OpKind::kRecord:
-      return "record";
-    case OpKind::kAwait:
-      return "await";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {"copy", "multicast", "put",  "cast",   "sum",  "land",
+                                           "zero", "signal",    "wait", "record", "await"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 const char* Name(BufferKind kind) {
-  switch (kind) {
-    case BufferKind::kShard:
-      return "shard";
-    case BufferKind::kLanding:
-      return "landing";
-    case BufferKind::kGradient:
-      return "gradient";
-    case BufferKind::kStaging:
-      return "staging";
-    case BufferKind::kOutput:
-      return "output";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {"shard",    "resident",    "landing", "stage",
+                                           "gradient", "staging",     "outbox",  "spare",
+                                           "inbox",    "accumulator", "output"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 const char* Name(CounterKind kind) {
-  switch (kind) {
-    case CounterKind::kEntry:
-      return "entry";
-    case CounterKind::kDone:
-      return "done";
-    case CounterKind::kFilled:
-      return "filled";
-    case CounterKind::kReleased:
-      return "released";
-  }
-  return "?";
+  static constexpr const char* kNames[kCounterKinds] = {
+      "entry",  "landed",   "head",   "arrived", "confirmed",   "credit",
+      "filled", "released", "placed", "reduced", "outbox_free", "spare_free"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
-const char* Name(Event event) {
-  switch (event) {
-    case Event::kReady:
-      return "ready";
-    case Event::kReadDone:
-      return "read_done";
-    case Event::kDone:
-      return "done";
-  }
-  return "?";
+const char* Name(EventKind kind) {
+  static constexpr const char* kNames[] = {"ready", "gate", "read_done", "done", "local"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+const char* Name(Lane lane) {
+  static constexpr const char* kNames[kLanes] = {"control", "all_gather", "reduce_scatter"};
+  return kNames[static_cast<size_t>(lane)];
 }
 
 std::string ToString(const Buffer& buffer) {
-  if (buffer.kind == BufferKind::kLanding || buffer.kind == BufferKind::kOutput) {
-    return Name(buffer.kind);
+  switch (buffer.kind) {
+    case BufferKind::kShard:
+    case BufferKind::kGradient:
+    case BufferKind::kStaging:
+    case BufferKind::kOutbox:
+    case BufferKind::kSpare:
+    case BufferKind::kInbox:
+      return fmt::format("{}[{}]", Name(buffer.kind), buffer.index);
+    default:
+      return Name(buffer.kind);
   }
-  return fmt::format("{}[{}]", Name(buffer.kind), buffer.index);
+}
+
+std::string ToString(const Counter& counter) {
+  const std::string index = counter.index > 0 ? fmt::format("[{}]", counter.index) : std::string();
+  return fmt::format("{}{} of rank {}", Name(counter.kind), index, counter.producer);
+}
+
+std::string ToString(const Event& event) {
+  return event.kind == EventKind::kLocal ? fmt::format("local {}", event.index) : Name(event.kind);
 }
 
 namespace {
@@ -111,6 +91,20 @@ nlohmann::json Json(const Program& program, const Operation& op) {
                               {"dst_pitch", p.dst_pitch},
                               {"src_pitch", p.src_pitch}});
   }
+  for (const PutPiece& p : op.puts) {
+    json["pieces"].push_back({{"dst", Json(program, p.dst)},
+                              {"src", Json(program, p.src)},
+                              {"bytes", p.bytes},
+                              {"context", p.context},
+                              {"signal", Name(p.signal)},
+                              {"signal_index", p.signal_index}});
+  }
+  for (const LandPiece& p : op.lands) {
+    json["pieces"].push_back({{"dst", Json(program, p.dst)},
+                              {"block", Json(program, p.block)},
+                              {"locals", p.locals},
+                              {"elems", p.elems}});
+  }
   for (const CastPiece& p : op.casts) {
     json["pieces"].push_back({{"dst", Json(program, p.dst)},
                               {"src", Json(program, p.src)},
@@ -128,14 +122,16 @@ nlohmann::json Json(const Program& program, const Operation& op) {
                               {"to", Name(p.dst_dtype)}});
   }
   if (op.kind == OpKind::kMulticast) json["span"] = op.span == Span::kNode ? "node" : "peers";
-  if (op.kind == OpKind::kSum) json["accumulate"] = op.accumulate;
+  if (op.kind == OpKind::kSum || op.kind == OpKind::kLand) json["accumulate"] = op.accumulate;
+  if (op.kind == OpKind::kSum) json["scaled"] = op.scaled;
   if (op.kind == OpKind::kSignal || op.kind == OpKind::kWait) {
     json["counter"] = Name(op.counter.kind);
     json["producer"] = op.counter.producer;
+    json["index"] = op.counter.index;
     json["sync"] = op.sync == Sync::kSafety ? "safety" : "pacing";
   }
   if (op.kind == OpKind::kWait) json["value"] = op.value;
-  if (op.kind == OpKind::kRecord || op.kind == OpKind::kAwait) json["event"] = Name(op.event);
+  if (op.kind == OpKind::kRecord || op.kind == OpKind::kAwait) json["event"] = ToString(op.event);
   return json;
 }
 
@@ -155,19 +151,26 @@ std::string ToString(const Program& program, const Operation& op) {
       return fmt::format("{} {} pieces, {} bytes to {}", head, op.pieces.size(), Bytes(op.pieces),
                          target);
     }
+    case OpKind::kPut: {
+      int64_t bytes = 0;
+      for (const PutPiece& piece : op.puts) bytes += piece.bytes;
+      return fmt::format("{} {} pieces, {} bytes to rank {}", head, op.puts.size(), bytes, op.peer);
+    }
+    case OpKind::kLand:
+      return fmt::format("{} {} pieces, {} elements{}", head, op.lands.size(), Elems(op.lands),
+                         op.accumulate ? ", accumulating" : "");
     case OpKind::kCast:
       return fmt::format("{} {} pieces, {} elements", head, op.casts.size(), Elems(op.casts));
     case OpKind::kSum:
       return fmt::format("{} {} pieces, {} elements{}", head, op.sums.size(), Elems(op.sums),
                          op.accumulate ? ", accumulating" : "");
     case OpKind::kSignal:
-      return fmt::format("{} {} on rank {}", head, Name(op.counter.kind), op.peer);
+      return fmt::format("{} {} on rank {}", head, ToString(op.counter), op.peer);
     case OpKind::kWait:
-      return fmt::format("{} {} of rank {} >= +{}", head, Name(op.counter.kind),
-                         op.counter.producer, op.value);
+      return fmt::format("{} {} >= +{}", head, ToString(op.counter), op.value);
     case OpKind::kRecord:
     case OpKind::kAwait:
-      return fmt::format("{} {}", head, Name(op.event));
+      return fmt::format("{} {}", head, ToString(op.event));
   }
   return head;
 }
@@ -181,6 +184,7 @@ std::string ToText(const Program& program) {
 
 std::string ToJson(const Program& program) {
   nlohmann::json json = {{"name", program.name},
+                         {"lane", Name(program.lane)},
                          {"rank", program.rank},
                          {"nodes", program.topology.nodes},
                          {"local_ranks", program.topology.local_ranks}};
@@ -191,6 +195,7 @@ std::string ToJson(const Program& program) {
   for (const Increment& inc : program.increments) {
     json["increments"].push_back({{"counter", Name(inc.counter.kind)},
                                   {"producer", inc.counter.producer},
+                                  {"index", inc.counter.index},
                                   {"value", inc.value}});
   }
   return json.dump(1);

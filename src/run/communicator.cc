@@ -133,7 +133,8 @@ class Communicator::Impl {
     key_.Add(static_cast<int64_t>(call.output_dtype));
     key_.Add(static_cast<int64_t>(call.accumulate));
     const Program& program = Lookup(synchronised, [&] {
-      return PlanReduceScatter(group.layout, spec, fabric_->topology(), fabric_->rank(), staging_);
+      return PlanReduceScatter(group.layout, spec, fabric_->topology(), fabric_->rank(),
+                               {.staging = staging_});
     });
     int32_t scale_bits = 0;
     std::memcpy(&scale_bits, &call.scale, sizeof scale_bits);

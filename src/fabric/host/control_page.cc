@@ -23,8 +23,8 @@ int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespe
 }  // namespace
 
 int64_t ControlPageBytes(int ranks) {
-  return AlignUp(
-      CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter)) * kCounterKinds * ranks, 4096);
+  const int64_t counters = int64_t{kLanes} * kCounterKinds * kCounterIndices * ranks;
+  return AlignUp(CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter)) * counters, 4096);
 }
 
 ControlPage::ControlPage(char* memory, int ranks)

@@ -48,12 +48,15 @@ class ControlPage {
   ControlPage(char* memory, int ranks);
 
   ControlHeader& header() const { return *header_; }
-  std::atomic<uint64_t>& counter(Counter counter) const {
-    return counters_[CounterIndex(counter)].value;
+  std::atomic<uint64_t>& counter(Lane lane, Counter counter) const {
+    return counters_[CounterIndex(lane, counter)].value;
   }
-  size_t CounterIndex(Counter counter) const {
-    return static_cast<size_t>(counter.kind) * static_cast<size_t>(ranks_) +
-           static_cast<size_t>(counter.producer);
+  size_t CounterIndex(Lane lane, Counter counter) const {
+    const size_t table =
+        static_cast<size_t>(lane) * kCounterKinds + static_cast<size_t>(counter.kind);
+    return (table * static_cast<size_t>(ranks_) + static_cast<size_t>(counter.producer)) *
+               kCounterIndices +
+           static_cast<size_t>(counter.index);
   }
 
   // Wakes the owner if it sleeps. Call after the store it may wait for.

@@ -34,7 +34,7 @@ Executor::Executor(int rank, const std::vector<ControlPage>& pages, const Addres
       watchdog_(watchdog),
       timeout_(timeout),
       check_interrupt_(std::move(check_interrupt)),
-      bases_(static_cast<size_t>(kCounterKinds) * pages.size()) {}
+      bases_(static_cast<size_t>(kLanes * kCounterKinds * kCounterIndices) * pages.size()) {}
 
 double Executor::Run(const Call& call, TraceSink* trace) {
   const auto& operations = call.program->operations;
@@ -80,7 +80,8 @@ double Executor::Run(const Call& call, TraceSink* trace) {
     waited += Clock::now() - start;
   }
   for (const Increment& increment : call.program->increments) {
-    bases_[pages_[0].CounterIndex(increment.counter)] += static_cast<uint64_t>(increment.value);
+    bases_[pages_[0].CounterIndex(call.program->lane, increment.counter)] +=
+        static_cast<uint64_t>(increment.value);
   }
   return std::chrono::duration<double>(waited).count();
 }
@@ -88,11 +89,11 @@ double Executor::Run(const Call& call, TraceSink* trace) {
 bool Executor::TryRun(const Call& call, const Operation& op) {
   switch (op.kind) {
     case OpKind::kWait:
-      if (!Satisfied(op)) return false;
+      if (!Satisfied(call, op)) return false;
       if (op.counter.kind == CounterKind::kEntry) CompareCall(call, op.counter.producer);
       return true;
     case OpKind::kSignal:
-      Signal(op);
+      Signal(call, op);
       return true;
     case OpKind::kRecord:
     case OpKind::kAwait:
@@ -103,11 +104,12 @@ bool Executor::TryRun(const Call& call, const Operation& op) {
   }
 }
 
-bool Executor::Satisfied(const Operation& op) const {
+bool Executor::Satisfied(const Call& call, const Operation& op) const {
   const ControlPage& own = pages_[static_cast<size_t>(rank_)];
-  const uint64_t target = bases_[own.CounterIndex(op.counter)] + static_cast<uint64_t>(op.value);
+  const uint64_t target =
+      bases_[own.CounterIndex(call.program->lane, op.counter)] + static_cast<uint64_t>(op.value);
   // Acquire: pairs with the release in Signal.
-  return own.counter(op.counter).load(std::memory_order_acquire) >= target;
+  return own.counter(call.program->lane, op.counter).load(std::memory_order_acquire) >= target;
 }
 
 void Executor::CompareCall(const Call& call, int peer) const {
@@ -118,10 +120,10 @@ void Executor::CompareCall(const Call& call, int peer) const {
   }
 }
 
-void Executor::Signal(const Operation& op) const {
+void Executor::Signal(const Call& call, const Operation& op) const {
   const ControlPage& page = pages_[static_cast<size_t>(op.peer)];
   kernels::StoreFence();
-  page.counter(op.counter).fetch_add(1, std::memory_order_release);
+  page.counter(call.program->lane, op.counter).fetch_add(1, std::memory_order_release);
   page.Ring();
 }
 
@@ -195,7 +197,7 @@ void Executor::Sum(const Call& call, const Operation& op) {
     sources_.clear();
     for (const Ref& source : piece.sources) sources_.push_back(Resolve(call, source, rank_));
     kernels::Sum(Resolve(call, piece.dst, rank_), piece.dst_dtype, sources_.data(), sources_.size(),
-                 piece.src_dtype, call.binding->scale, op.accumulate,
+                 piece.src_dtype, op.scaled ? call.binding->scale : 1.0F, op.accumulate,
                  static_cast<size_t>(piece.elems));
   }
 }
@@ -219,7 +221,12 @@ void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) cons
     if (peer != rank_ && page.HasFailed()) throw page.LastWords(peer, rank_);
   }
   const int producer = blocked.counter.producer;
-  if (watchdog_.Gone(producer) && !Satisfied(blocked)) {
+  // A peer that is in another operation never signals on this lane: its published call tells.
+  if (pages_[static_cast<size_t>(producer)].header().last_sequence.load(
+          std::memory_order_acquire) >= call.identity.sequence) {
+    CompareCall(call, producer);
+  }
+  if (watchdog_.Gone(producer) && !Satisfied(call, blocked)) {
     throw PeerGoneError(call, rank_, blocked);
   }
 }

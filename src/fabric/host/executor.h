@@ -39,13 +39,13 @@ class Executor {
   using Clock = std::chrono::steady_clock;
 
   bool TryRun(const Call& call, const Operation& op);
-  bool Satisfied(const Operation& op) const;
+  bool Satisfied(const Call& call, const Operation& op) const;
   void CompareCall(const Call& call, int peer) const;
   void RunData(const Call& call, const Operation& op);
   void Copy(const Call& call, const std::vector<Piece>& pieces, int rank) const;
   void Multicast(const Call& call, const Operation& op) const;
   void Sum(const Call& call, const Operation& op);
-  void Signal(const Operation& op) const;
+  void Signal(const Call& call, const Operation& op) const;
   char* Resolve(const Call& call, Ref ref, int rank) const;
 
   // Waits until the doorbell may have moved from `seen`. Throws when waiting has become pointless.

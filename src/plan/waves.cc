@@ -1,0 +1,54 @@
+#include "plan/waves.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tide/error.h"
+
+namespace tide::internal {
+
+std::vector<Wave> CutIntoWaves(const Topology& topology, int width) {
+  if (width <= 0) width = topology.local_ranks;
+  if (width > topology.local_ranks) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("wave width: expected at most one contributor for each of {} local "
+                            "ranks, got {}",
+                            topology.local_ranks, width));
+  }
+  std::vector<Wave> waves;
+  for (int first = 1; first <= topology.nodes; first += width) {
+    waves.push_back({first, std::min(width, topology.nodes + 1 - first)});
+  }
+  return waves;
+}
+
+std::vector<Round> CutIntoRounds(const Topology& topology, const std::vector<Wave>& waves, int k) {
+  if (k < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("round width k: expected at least 1, got {}", k));
+  }
+  std::vector<Round> rounds;
+  for (size_t w = 0; w < waves.size(); ++w) {
+    const int end = std::min(waves[w].end(), topology.nodes);  // the own node needs no transfer
+    for (int first = waves[w].first; first < end; first += k) {
+      rounds.push_back({static_cast<int>(w), first, std::min(k, end - first)});
+    }
+  }
+  return rounds;
+}
+
+std::vector<int> FindCollision(const Topology& topology, const std::vector<Wave>& waves) {
+  for (const Wave& wave : waves) {
+    std::vector<int> holder(static_cast<size_t>(topology.local_ranks), 0);
+    for (int c = wave.first; c < wave.end(); ++c) {
+      // The rotation is the same for every sub-slice, so one stands for all.
+      int& seen = holder[static_cast<size_t>(ReceivingLocal(topology, 0, c))];
+      if (seen != 0) return {seen, c};
+      seen = c;
+    }
+  }
+  return {};
+}
+
+}  // namespace tide::internal
