@@ -29,8 +29,9 @@ struct AllGatherOptions {
   // Heads of all rounds of a call together, bytes; the receiver confirms a round when its heads
   // have arrived (paper, section 3.1). 0: no heads, a round is confirmed when it has arrived.
   int64_t head_bytes = int64_t{8} << 20;
-  // Puts are striped over this many contexts of the rail.
+  // A transfer is striped over as many contexts of the rail as get at least `min_stripe_bytes` each.
   int contexts = 4;
+  int64_t min_stripe_bytes = int64_t{256} << 10;
   // The shards lie packed in one symmetric region, so that the rail can read them in place.
   // Otherwise they are copied or cast into the first slot of the receive stage (M > 1, L > 1).
   bool resident = false;
@@ -53,7 +54,8 @@ struct ReduceScatterOptions {
   int round_width = 2;  // k: transfers under way together
   int passes = 1;       // n_part: parts of every sub-slice, one after the other
   int generations = 0;  // n_par, 1 or 2; 0: 1 for a single wave in a single pass, else 2
-  int contexts = 4;
+  int contexts = 4;     // as in AllGatherOptions
+  int64_t min_stripe_bytes = int64_t{256} << 10;
   StagingOptions staging;
 };
 
@@ -101,8 +103,8 @@ struct RegionBytes {
     return staging + 2 * (outbox + spare) + generations * inbox + accumulator;
   }
 };
-RegionBytes AllGatherRegions(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
-                             const Topology& topology, const AllGatherOptions& options);
+RegionBytes AllGatherRegions(const GroupLayout& layout, const Topology& topology,
+                             const AllGatherOptions& options);
 RegionBytes ReduceScatterRegions(const GroupLayout& layout, const ReduceScatterSpec& spec,
                                  const Topology& topology, const ReduceScatterOptions& options);
 

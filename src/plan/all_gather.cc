@@ -1,14 +1,20 @@
-// TIDE-AG on one node (paper, section 3.1).
+// TIDE-AG (paper, section 3).
 //
-// Step       who writes where                                          why it is safe
-// entry      every rank signals every peer                             a landing is written only
-// after its owner entered cast       own shard -> own part of the own landing, if dtypes differ
-// multicast  own part of parameter p -> base_p + r*s_p on every rank   parts of different ranks are
-// disjoint completion every rank signals every peer                             a landing is read
-// only when all parts have landed
+// One node: entry fence, one batch of multicasts, completion fence.
+//
+// Several nodes, four queues, so that no rank waits for its slowest sibling (section 3.2):
+//   readiness   the landing is free: tell the siblings
+//   rounds      recursive doubling over the rail into the receive stage; at the end, credits
+//   scatters    own slot, then slots as they arrive: multicast into the node's landings
+//   completion  siblings have scattered everything: the landing may be read
+// `entry` orders a landing's last reader before the siblings' multicasts; `arrived` a transfer
+// before its scatter and its forwarding; `credit` the scatters and forwards of a call before the
+// next call's puts into the same stage; `landed` all multicasts before the landing's next reader.
 #include <fmt/format.h>
 
 #include "plan/builder.h"
+#include "plan/doubling.h"
+#include "plan/shard_slots.h"
 #include "tide/error.h"
 #include "tide/plan.h"
 
@@ -16,6 +22,10 @@ namespace tide {
 namespace {
 
 using internal::Builder;
+using internal::Doubling;
+using internal::Run;
+using internal::ShardSlots;
+using internal::SlotGroup;
 
 void CheckDtypes(const GroupLayout& layout, const std::vector<DType>& shard_dtypes) {
   if (shard_dtypes.size() != layout.params().size()) {
@@ -34,48 +44,206 @@ void CheckDtypes(const GroupLayout& layout, const std::vector<DType>& shard_dtyp
   }
 }
 
-}  // namespace
-
-Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
-                      const Topology& topology, int rank, const AllGatherOptions& /*options*/) {
-  CheckDtypes(layout, shard_dtypes);
-  Builder builder("all_gather", Lane::kAllGather, topology, rank);
-  const int queue = builder.AddQueue("main");
-  const int landing = builder.AddBuffer(BufferKind::kLanding, 0, layout.landing_bytes());
-
-  std::vector<CastPiece> casts;
-  std::vector<Piece> from_shards;   // adopted as they are: to every rank of the node
-  std::vector<Piece> from_landing;  // cast first: to the peers
-  for (size_t i = 0; i < layout.params().size(); ++i) {
-    const ParamLayout& param = layout.params()[i];
-    const int p = static_cast<int>(i);
-    const int shard = builder.AddBuffer(
-        BufferKind::kShard, p, param.shard_elems * static_cast<int64_t>(ItemSize(shard_dtypes[i])));
-    if (param.shard_bytes == 0) continue;
-    const Ref dst{landing, layout.LandingOffset(p, rank)};
-    if (shard_dtypes[i] == param.shape.dtype) {
-      from_shards.push_back({dst, {shard, 0}, param.shard_bytes});
-    } else {
-      casts.push_back({dst, {shard, 0}, param.shard_elems, param.shape.dtype, shard_dtypes[i]});
-      from_landing.push_back({dst, dst, param.shard_bytes});
+class Planner {
+ public:
+  Planner(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
+          const Topology& topology, int rank, const AllGatherOptions& options)
+      : layout_(layout),
+        dtypes_(shard_dtypes),
+        options_(options),
+        builder_("all_gather", Lane::kAllGather, topology, rank) {
+    landing_ = builder_.AddBuffer(BufferKind::kLanding, 0, layout.landing_bytes());
+    for (size_t p = 0; p < dtypes_.size(); ++p) {
+      const int64_t item = static_cast<int64_t>(ItemSize(dtypes_[p]));
+      shards_.push_back(builder_.AddBuffer(BufferKind::kShard, static_cast<int>(p),
+                                           layout.params()[p].shard_elems * item));
     }
   }
 
-  builder.Await(queue, {EventKind::kReady});
-  builder.Fence(queue, CounterKind::kEntry);
-  if (!casts.empty()) builder.Add(queue, OpKind::kCast).casts = std::move(casts);
-  if (!from_shards.empty()) {
-    builder.Add(queue, OpKind::kMulticast).pieces = std::move(from_shards);
+  Program OneNode();
+  Program LandingToLanding();
+  Program ThroughStage();
+
+ private:
+  // Own shards that need no cast, and those that do, as pieces to `place(p)`.
+  struct OwnShards {
+    std::vector<Piece> copies;
+    std::vector<CastPiece> casts;
+  };
+  template <typename Place>
+  OwnShards Own(const Place& place) const;
+  Ref OwnLanding(int param) const {
+    return {landing_, layout_.LandingOffset(param, builder_.rank())};
   }
-  if (!from_landing.empty()) {
-    Operation& multicast = builder.Add(queue, OpKind::kMulticast);
-    multicast.pieces = std::move(from_landing);
+  // Brings the own shards to `place(p)` in own memory.
+  template <typename Place>
+  void Gather(int queue, const Place& place);
+
+  const GroupLayout& layout_;
+  const std::vector<DType>& dtypes_;
+  const AllGatherOptions& options_;
+  Builder builder_;
+  int landing_ = 0;
+  std::vector<int> shards_;
+};
+
+template <typename Place>
+Planner::OwnShards Planner::Own(const Place& place) const {
+  OwnShards own;
+  for (size_t i = 0; i < dtypes_.size(); ++i) {
+    const ParamLayout& param = layout_.params()[i];
+    if (param.shard_bytes == 0) continue;
+    const Ref dst = place(static_cast<int>(i));
+    if (dtypes_[i] == param.shape.dtype) {
+      own.copies.push_back({dst, {shards_[i], 0}, param.shard_bytes});
+    } else {
+      own.casts.push_back(
+          {dst, {shards_[i], 0}, param.shard_elems, param.shape.dtype, dtypes_[i]});
+    }
+  }
+  return own;
+}
+
+template <typename Place>
+void Planner::Gather(int queue, const Place& place) {
+  OwnShards own = Own(place);
+  if (!own.copies.empty()) {
+    Operation& copy = builder_.Add(queue, OpKind::kCopy);
+    copy.peer = builder_.rank();
+    copy.pieces = std::move(own.copies);
+  }
+  if (!own.casts.empty()) builder_.Add(queue, OpKind::kCast).casts = std::move(own.casts);
+}
+
+Program Planner::OneNode() {
+  const int queue = builder_.AddQueue("main");
+  OwnShards own = Own([&](int p) { return OwnLanding(p); });
+  std::vector<Piece> cast_first;  // from the own landing to the peers'
+  for (const CastPiece& cast : own.casts) {
+    cast_first.push_back(
+        {cast.dst, cast.dst, cast.elems * static_cast<int64_t>(ItemSize(cast.dst_dtype))});
+  }
+  builder_.Await(queue, {EventKind::kReady});
+  builder_.Fence(queue, CounterKind::kEntry);
+  if (!own.casts.empty()) builder_.Add(queue, OpKind::kCast).casts = std::move(own.casts);
+  if (!own.copies.empty()) {
+    builder_.Add(queue, OpKind::kMulticast).pieces = std::move(own.copies);
+  }
+  if (!cast_first.empty()) {
+    Operation& multicast = builder_.Add(queue, OpKind::kMulticast);
+    multicast.pieces = std::move(cast_first);
     multicast.span = Span::kPeers;
   }
-  builder.Record(queue, {EventKind::kReadDone});
-  builder.Fence(queue, CounterKind::kLanded);
-  builder.Record(queue, {EventKind::kDone});
-  return builder.Finish();
+  builder_.Record(queue, {EventKind::kReadDone});
+  builder_.Fence(queue, CounterKind::kLanded);
+  builder_.Record(queue, {EventKind::kDone});
+  return builder_.Finish();
+}
+
+// One rank a node: slots of consecutive nodes are neighbours in the landing, so the rounds run from
+// landing to landing (paper, appendix F). `entry` goes to the ranks that put here.
+Program Planner::LandingToLanding() {
+  const int queue = builder_.AddQueue("rounds");
+  Doubling doubling(&builder_, queue, options_, /*split_last=*/false,
+                    [&](int sender_node, int /*distance*/, int first, int count) {
+                      return internal::LandingRuns(layout_, builder_.nodes(), landing_,
+                                                   sender_node + first, count);
+                    });
+  builder_.Await(queue, {EventKind::kReady});
+  for (size_t d = 0; d < doubling.rounds().size(); ++d) {
+    builder_.Signal(queue, doubling.Sender(d), CounterKind::kEntry);
+  }
+  Gather(queue, [&](int p) { return OwnLanding(p); });
+  for (size_t d = 0; d < doubling.rounds().size(); ++d) {
+    const Counter entered{CounterKind::kEntry, doubling.Target(d)};
+    builder_.Wait(queue, entered, 1);
+    builder_.Expect(entered, 1);
+    doubling.Send(d);
+    doubling.Receive(d, [](const SlotGroup&) {});
+  }
+  builder_.Record(queue, {EventKind::kReadDone});
+  builder_.Record(queue, {EventKind::kDone});
+  return builder_.Finish();
+}
+
+Program Planner::ThroughStage() {
+  const int readiness = builder_.AddQueue("readiness");
+  const int rounds = builder_.AddQueue("rounds");
+  const int scatters = builder_.AddQueue("scatters");
+  const int completion = builder_.AddQueue("completion");
+  ShardSlots slots(&builder_, layout_, landing_, options_.resident);
+  Doubling doubling(&builder_, rounds, options_, /*split_last=*/true,
+                    [&](int /*sender_node*/, int distance, int first, int count) {
+                      return slots.Runs(first, distance + first, count);
+                    });
+
+  builder_.Await(readiness, {EventKind::kReady});
+  for (int i = 1; i < builder_.siblings(); ++i) {
+    builder_.Signal(readiness, builder_.Sibling(i), CounterKind::kEntry);
+  }
+  builder_.Await(rounds, {EventKind::kReady});
+  if (!options_.resident) Gather(rounds, [&](int p) { return slots.Own(p); });
+  const Event packed = builder_.NewEvent();
+  builder_.Record(rounds, packed);
+  for (size_t d = 0; d < doubling.rounds().size(); ++d) {
+    // Pairs with the credits below, of the target's previous call.
+    builder_.Wait(rounds, {CounterKind::kCredit, doubling.Target(d)}, 0);
+    builder_.Expect({CounterKind::kCredit, doubling.Target(d)}, 1);
+    doubling.Send(d);
+    if (d == 0) {
+      for (int i = 1; i < builder_.siblings(); ++i) {
+        builder_.Wait(scatters, {CounterKind::kEntry, builder_.Sibling(i)}, 1);
+        builder_.Expect({CounterKind::kEntry, builder_.Sibling(i)}, 1);
+      }
+      builder_.Await(scatters, packed);
+      slots.Scatter(scatters, 0, 1);
+    }
+    doubling.Receive(d, [&](const SlotGroup& group) {
+      const Event arrived = builder_.NewEvent();
+      builder_.Record(rounds, arrived);
+      builder_.Await(scatters, arrived);
+      slots.Scatter(scatters, doubling.rounds()[d].distance + group.first, group.count);
+    });
+  }
+  const Event scattered = builder_.NewEvent();
+  builder_.Record(scatters, scattered);
+  for (int i = 1; i < builder_.siblings(); ++i) {
+    builder_.Signal(scatters, builder_.Sibling(i), CounterKind::kLanded);
+  }
+  // All slots of the call are scattered and forwarded: the whole stage is free again.
+  builder_.Await(rounds, scattered);
+  for (size_t d = 0; d < doubling.rounds().size(); ++d) {
+    builder_.Signal(rounds, doubling.Sender(d), CounterKind::kCredit);
+  }
+  builder_.Record(rounds, {EventKind::kReadDone});
+  builder_.Await(completion, {EventKind::kReadDone});
+  for (int i = 1; i < builder_.siblings(); ++i) {
+    builder_.Wait(completion, {CounterKind::kLanded, builder_.Sibling(i)}, 1);
+    builder_.Expect({CounterKind::kLanded, builder_.Sibling(i)}, 1);
+  }
+  builder_.Record(completion, {EventKind::kDone});
+  return builder_.Finish();
+}
+
+}  // namespace
+
+Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
+                      const Topology& topology, int rank, const AllGatherOptions& options) {
+  CheckDtypes(layout, shard_dtypes);
+  internal::CheckRanks(layout, topology);
+  Planner planner(layout, shard_dtypes, topology, rank, options);
+  if (topology.nodes == 1) return planner.OneNode();
+  if (topology.local_ranks == 1) return planner.LandingToLanding();
+  return planner.ThroughStage();
+}
+
+RegionBytes AllGatherRegions(const GroupLayout& layout, const Topology& topology,
+                             const AllGatherOptions& options) {
+  RegionBytes regions;
+  if (topology.nodes > 1 && topology.local_ranks > 1) {
+    regions.stage = internal::StageBytes(layout, topology, options.resident);
+  }
+  return regions;
 }
 
 }  // namespace tide

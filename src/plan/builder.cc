@@ -7,6 +7,15 @@
 
 namespace tide::internal {
 
+void CheckRanks(const GroupLayout& layout, const Topology& topology) {
+  if (layout.ranks() == topology.Ranks()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("group '{}' is laid out for {} ranks, but {} nodes of {} local ranks are "
+                          "{} ranks; expected as many",
+                          layout.name(), layout.ranks(), topology.nodes, topology.local_ranks,
+                          topology.Ranks()));
+}
+
 Builder::Builder(std::string name, Lane lane, const Topology& topology, int rank) {
   if (topology.nodes < 1 || topology.local_ranks < 1) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -10,6 +10,9 @@
 
 namespace tide::internal {
 
+// Throws Error(kInvalidArgument) unless the layout was made for the topology's ranks.
+void CheckRanks(const GroupLayout& layout, const Topology& topology);
+
 class Builder {
  public:
   // Throws Error(kInvalidArgument) for an empty topology or a rank outside of it.
