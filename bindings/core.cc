@@ -1,6 +1,7 @@
 // The Python module tide._core: thin. It converts arguments, releases the GIL around everything
 // that may wait, and turns tide::Error into tide._core.Error.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -114,14 +115,11 @@ void CheckSignals() {
 // The communicator, closable before its Python object dies.
 class PyCommunicator {
  public:
-  PyCommunicator(int rank, int world, nb::callable exchange, double timeout,
-                 int64_t max_staging_slot, int staging_slots) {
+  PyCommunicator(int rank, int world, nb::callable exchange, double timeout) {
     PythonBootstrap bootstrap(rank, world, std::move(exchange));
-    tide::CommunicatorOptions options;
+    tide::CommunicatorOptions options = tide::OptionsFromEnvironment();
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
-    options.max_staging_slot_bytes = max_staging_slot;
-    options.staging_slots = staging_slots;
     options.check_interrupt = &CheckSignals;
     const nb::gil_scoped_release release;
     communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
@@ -163,6 +161,8 @@ nb::list ConfigRows() {
     item["doc"] = row.doc;
     item["value"] = row.value;
     item["source"] = row.source;
+    item["number"] = row.number;
+    item["problem"] = row.problem;
     rows.append(item);
   }
   return rows;
@@ -220,9 +220,8 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
-      .def(nb::init<int, int, nb::callable, double, int64_t, int>(), nb::arg("rank"),
-           nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
-           nb::arg("max_staging_slot") = 0, nb::arg("staging_slots") = 1)
+      .def(nb::init<int, int, nb::callable, double>(), nb::arg("rank"), nb::arg("world"),
+           nb::arg("exchange"), nb::arg("timeout"))
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })

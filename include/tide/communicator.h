@@ -32,6 +32,8 @@ struct CommunicatorOptions {
   int64_t max_staging_slot_bytes = 0;
   // Staging slots a peer. More than one only helps calls of several chunks.
   int staging_slots = 1;
+  // Act as if only this much memory were available to all ranks of the machine. 0: no such limit.
+  int64_t memory_limit_bytes = 0;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
   std::function<void()> check_interrupt = [] {};
 };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import tide
 from tide import _core
 from tide.cli import app
@@ -19,6 +20,14 @@ def test_info_shows_versions_and_every_option() -> None:
     assert _core.target() in result.output
     for row in _core.config():
         assert row["name"] in result.output
+
+
+def test_info_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDE_TIMOUT", "3")
+    monkeypatch.setenv("TIDE_STAGING_SLOT", "small")
+    output = runner.invoke(app, ["info"]).output
+    assert "unknown variable TIDE_TIMOUT" in output
+    assert "TIDE_STAGING_SLOT must be a positive whole number of bytes, not 'small'" in output
 
 
 def test_bench_prints_and_writes_the_row(tmp_path) -> None:

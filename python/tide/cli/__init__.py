@@ -42,8 +42,9 @@ def info() -> None:
     for row in _core.config():
         table.add_row(row["name"], row["type"], row["value"], row["source"], row["doc"])
     console.print(table)
-    for warning in _core.warnings():
-        console.print(f"warning: {warning}")
+    for warning in [*_core.warnings(), *(row["problem"] for row in _core.config())]:
+        if warning:
+            console.print(f"warning: {warning}", markup=False)
 
 
 def _measure(

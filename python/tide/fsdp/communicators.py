@@ -95,10 +95,7 @@ class Channel:
         self._process_group = weakref.ref(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
-        slot = int(settings.number("TIDE_STAGING_SLOT") or 0)
-        self.core = _core.Communicator(
-            self.rank, self.world, self._exchange, timeout, max_staging_slot=slot
-        )
+        self.core = _core.Communicator(self.rank, self.world, self._exchange, timeout)
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
         self._retired: list[Slot] = []

@@ -367,6 +367,8 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
     for member in members:
         groups_module.register_params(member.state, member.group.fsdp_params)
     patches.install()
+    if dist.get_rank() == 0:
+        settings.warn_of_unknown()
     handle = Handle(model, options, [member.state for member in members], pools)
     _handles[model] = handle
     return handle

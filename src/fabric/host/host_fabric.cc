@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kPageBytes = 4096;
 
 // All local ranks reserve at once: this rank's share of what is available must hold its own need.
-void CheckMemory(int64_t bytes, int local_ranks, const std::string& label) {
-  const MemoryLimit limit = ReadMemoryLimit();
+void CheckMemory(int64_t bytes, int local_ranks, int64_t limit_bytes, const std::string& label) {
+  const MemoryLimit limit = ReadMemoryLimit(limit_bytes);
   const int64_t need = bytes * local_ranks;
   if (need > limit.available_bytes) {
     throw Error(
@@ -66,7 +66,7 @@ void CheckSameRequest(const std::vector<ReceivedNotice>& notices, int rank,
 }  // namespace
 
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : sockets_(bootstrap, options.timeout) {
+    : sockets_(bootstrap, options.timeout), memory_limit_bytes_(options.memory_limit_bytes) {
   topology_.nodes = 1;
   topology_.local_ranks = sockets_.world();
   ConnectControlPages();
@@ -96,7 +96,7 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   FileDescriptor memory;
   Mapping own;
   try {
-    CheckMemory(bytes, topology_.local_ranks, label);
+    CheckMemory(bytes, topology_.local_ranks, memory_limit_bytes_, label);
     memory = CreateMemory(bytes, label);
     own = Mapping(memory.get(), bytes);
     if (nonce != 0) std::memcpy(own.data(), &nonce, sizeof nonce);
