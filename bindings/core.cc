@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/host/kernels.h"
+#include "layout/format_bytes.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
 #include "tide/error.h"
@@ -302,5 +303,6 @@ NB_MODULE(_core, m) {
   BindCollectives(communicator);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
+  m.def("format_bytes", &tide::FormatBytes);
   m.def("target", [] { return std::string(tide::kernels::TargetName()); });
 }

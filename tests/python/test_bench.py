@@ -7,6 +7,7 @@ import os
 
 import pytest
 from tide.bench import collectives, demo, mlp, stats
+from tide.bench import launch as bench_launch
 from tide.bench.launch import Context, LaunchError, launch
 from tide.bench.text import load_text
 
@@ -117,6 +118,12 @@ def test_launch_notices_ranks_that_never_come_up(monkeypatch) -> None:
 def test_launch_notices_a_rank_that_dies() -> None:
     with pytest.raises(LaunchError, match="rank 0 ended with exit status 7"):
         launch(_die_on_rank_0, 2)
+
+
+def test_missing_memory_is_said_in_a_fitting_unit(monkeypatch) -> None:
+    monkeypatch.setattr(bench_launch, "available_bytes", lambda: 3 << 19)
+    with pytest.raises(LaunchError, match="about 2 GiB of memory, 1.5 MiB is available"):
+        bench_launch.require_memory(2 << 30, "the demo")
 
 
 @pytest.mark.parametrize("operation", collectives.OPERATIONS)

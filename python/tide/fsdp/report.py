@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def format_bytes(size: float) -> str:
-    """Returns a number of bytes with a unit, for people."""
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"
+from tide._core import format_bytes
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fabric/host/memory_limit.h"
+#include "layout/format_bytes.h"
 #include "tide/error.h"
 
 namespace tide::host {
@@ -24,10 +25,10 @@ void CheckMemory(int64_t bytes, int local_ranks, int64_t limit_bytes, const std:
     throw Error(
         ErrorCode::kOutOfMemory,
         fmt::format(
-            "{} needs {} MiB on each of {} ranks, {} MiB in all, but only {} MiB are available "
-            "({}). Raise that limit, use fewer ranks or a smaller model.",
-            label, bytes >> 20, local_ranks, need >> 20, limit.available_bytes >> 20,
-            limit.source));
+            "{} needs {} on each of {} ranks, {} in all, but only {} is available ({}). Raise "
+            "that limit, use fewer ranks or a smaller model.",
+            label, FormatBytes(bytes), local_ranks, FormatBytes(need),
+            FormatBytes(limit.available_bytes), limit.source));
   }
 }
 
