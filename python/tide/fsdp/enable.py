@@ -232,6 +232,17 @@ def _connect(
     return pool
 
 
+def _reasons(state: GroupState) -> set[str]:
+    """Returns why the group, or some of its calls so far, run on torch's path."""
+    reasons = set(state.reasons.values())
+    if len(state.reasons) == 1:
+        reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
+    for collective, reason in state.counters.reasons:
+        if reason != state.reasons.get(collective):
+            reasons.add(f"some calls of {collective}: {reason}")
+    return reasons
+
+
 class Handle:
     """An enabled model. Disabled by ``disable()`` or ``tide.disable(model)``."""
 
@@ -273,15 +284,12 @@ class Handle:
         """Returns which collective of which group runs where, and why."""
         rows = []
         for state in self._states:
-            reasons = set(state.reasons.values())
-            if len(state.reasons) == 1:
-                reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
             rows.append(
                 {
                     "name": state.name,
                     "all_gather": state.path(ALL_GATHER),
                     "reduce_scatter": state.path(REDUCE_SCATTER),
-                    "reason": "; ".join(sorted(reasons)),
+                    "reason": "; ".join(sorted(_reasons(state))),
                     "landing_bytes": state.landing_bytes if ALL_GATHER not in state.reasons else 0,
                     "calls": state.counters.as_dict(),
                 }

@@ -24,7 +24,7 @@ class Report:
 
     Attributes:
         groups: one dict for each FSDP2 group: "name", "all_gather" and "reduce_scatter" with
-            "tide" or "stock", "reason" (empty if both run on TIDE), "landing_bytes", "calls".
+            "tide" or "stock", "reason" (empty if every call ran on TIDE), "landing_bytes", "calls".
         mode: the mode that was asked for.
         notes: sentences about choices that differ from what was asked for.
         memory: bytes by use: "landing" and "slots" (a number).
