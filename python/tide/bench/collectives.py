@@ -13,11 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.bench.stats import Interval, median_ratio, now, round_seconds
+from tide.bench.stats import Interval, comparison, now
 
 OPERATIONS = ("all-gather", "reduce-scatter")
 
@@ -75,6 +74,19 @@ def _communicator(context: Context) -> Any:
     return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S)
 
 
+def _register(comm: Any, shapes: list[tuple[int, int]]) -> int:
+    from tide import _core
+
+    return comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+
+
+def _random_bf16(rank: int, shapes: list[Any]) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+
+
 def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> Bodies:
     import ctypes
 
@@ -85,9 +97,8 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
 
     world, rank = context.world, context.rank
     sizes = [shard_elems(shape, world) for shape in shapes]
-    generator = torch.Generator().manual_seed(rank)
-    shards = [torch.randn(n, generator=generator).bfloat16() for n in sizes]
-    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    shards = _random_bf16(rank, sizes)
+    group = _register(comm, shapes)
     segment = comm.add_segment(comm.landing_bytes(group), "landing")
     arguments = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards), segment.id, 0)
 
@@ -130,11 +141,10 @@ def _reduce_scatter(context: Context, comm: Any, shapes: list[tuple[int, int]]) 
 
     from tide import _core
 
-    world, rank = context.world, context.rank
+    world = context.world
     sizes = [shard_elems(shape, world) for shape in shapes]
-    generator = torch.Generator().manual_seed(rank)
-    gradients = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
-    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    gradients = _random_bf16(context.rank, shapes)
+    group = _register(comm, shapes)
     indices, dtypes = list(range(len(shapes))), [_core.BF16] * len(shapes)
     comm.reserve_staging(comm.staging_bytes(group, indices, dtypes))
     output = torch.empty(sum(sizes))
@@ -207,8 +217,7 @@ def run(
         on_progress: called after every round.
 
     Returns:
-        A row: op, ranks, tensors, elements, tide_ms, stock_ms, floor_ms (medians), speedup,
-        over_floor (medians of the ratios within a round).
+        A row: op, ranks, tensors, elements, and the numbers of `stats.comparison`.
 
     Raises:
         ValueError: an unknown operation or preset, ranks < 2 or rounds < 1.
@@ -222,16 +231,11 @@ def run(
         raise ValueError(f"expected ranks >= 2 and rounds >= 1, got {ranks} and {rounds}")
     require_memory(memory_need(preset, ranks), f"the bench {preset} on {ranks} ranks")
     results = launch(_worker, ranks, Config(operation, preset, rounds), on_progress)
-    times = {name: round_seconds([r[name] for r in results]) for name in ("tide", "floor", "stock")}
     shapes = PRESETS[preset]
     return {
         "op": operation,
         "ranks": ranks,
         "tensors": len(shapes),
         "elements": sum(rows * columns for rows, columns in shapes),
-        "tide_ms": 1e3 * median(times["tide"]),
-        "stock_ms": 1e3 * median(times["stock"]),
-        "floor_ms": 1e3 * median(times["floor"]),
-        "speedup": median_ratio(times["stock"], times["tide"]),
-        "over_floor": median_ratio(times["tide"], times["floor"]),
+        **comparison(results),
     }
