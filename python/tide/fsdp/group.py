@@ -217,7 +217,7 @@ class GroupState:
         self.landing_bytes = channel.core.landing_bytes(self.gid)
 
     def need(self) -> tuple[int, list[int], list[int], int]:
-        """Returns what the group's collectives need: (id, parameters, gradient and output dtype)."""
+        """Returns the group id, what it reduces, and the gradients' and the output's dtypes."""
         trainable = []
         if self.path(REDUCE_SCATTER) == "tide":
             trainable = [i for i, layout in enumerate(self.layouts) if layout.trainable]
