@@ -35,7 +35,7 @@ inline VerifySetup MakeSetup(const Topology& topology, DType shard, DType grad, 
     const int64_t whole = StagedBytes(group.layout, group.reduce);
     setup.reduce_scatter.staging.slot_bytes =
         std::max({setup.reduce_scatter.staging.slot_bytes, slot_bytes > 0 ? slot_bytes : whole,
-                  kStagingAlignment});
+                  kStagingAlignment * topology.local_ranks});
   }
   setup.reduce_scatter.staging.slots = slots;
   return setup;
