@@ -25,7 +25,8 @@ std::string Excerpt(const nlohmann::json& value) {
 }  // namespace
 
 void JsonField::Fail(const std::string& expected) const {
-  Throw(fmt::format("{}: expected {}, got {}", path_, expected, Excerpt(*value_)));
+  Throw(fmt::format("{}: expected {}, got {}", path_.empty() ? "the document" : path_, expected,
+                    Excerpt(*value_)));
 }
 
 std::string JsonField::Child(const std::string& key) const {

@@ -35,6 +35,8 @@ class JsonField {
   double Number(double low, double high) const;
   bool Bool() const;
   std::string String() const;
+  bool IsString() const { return value_->is_string(); }
+  std::string Dump() const { return value_->dump(); }
 
   // Throws Error(kInvalidArgument): "path: expected <expected>, got <value>".
   [[noreturn]] void Fail(const std::string& expected) const;

@@ -40,6 +40,23 @@ struct RoundWidth {
 RoundWidth ChooseRoundWidth(const MachineModel& machine, const Topology& topology, int wave_width,
                             int passes, double wire_seconds);
 
+// A value and why it is not another.
+template <typename T>
+struct Chosen {
+  T value;
+  std::string why;
+};
+
+// Throws Error(kInvalidArgument) for what does not depend on the machine.
+void CheckRequest(const SizingRequest& request);
+// latin_square where the switch reduces, else direct. Throws Error(kInvalidArgument) if it was
+// asked for and cannot be had.
+Chosen<Placement> ChoosePlacement(const SizingRequest& request);
+// The widest, or the one asked for. Throws Error(kInvalidArgument) with the allowed ones.
+Chosen<int> ChooseWaveWidth(const SizingRequest& request, Placement placement);
+// Why gradients can't move into a landing slot, or empty.
+std::string SlotReuseObstacle(const std::vector<SizedGroup>& groups);
+
 // "12.5 MiB".
 std::string HumanBytes(int64_t bytes);
 
