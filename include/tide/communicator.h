@@ -26,6 +26,8 @@
 namespace tide {
 
 struct CommunicatorOptions {
+  // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
+  int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
   // Upper bound of one staging slot; larger calls go in chunks. 0: no bound, one chunk a call.

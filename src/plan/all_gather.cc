@@ -44,6 +44,22 @@ void CheckDtypes(const GroupLayout& layout, const std::vector<DType>& shard_dtyp
   }
 }
 
+void CheckOptions(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
+                  const AllGatherOptions& options) {
+  if (options.contexts < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("all_gather: contexts: expected at least 1, got {}", options.contexts));
+  }
+  for (size_t p = 0; options.resident && p < shard_dtypes.size(); ++p) {
+    if (shard_dtypes[p] == layout.params()[p].shape.dtype) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("all_gather of group '{}': shards are resident, but parameter '{}' "
+                            "needs a cast from {} to {}; expected equal dtypes",
+                            layout.name(), layout.params()[p].shape.name, Name(shard_dtypes[p]),
+                            Name(layout.params()[p].shape.dtype)));
+  }
+}
+
 class Planner {
  public:
   Planner(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
@@ -230,6 +246,7 @@ Program Planner::ThroughStage() {
 Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
                       const Topology& topology, int rank, const AllGatherOptions& options) {
   CheckDtypes(layout, shard_dtypes);
+  CheckOptions(layout, shard_dtypes, options);
   internal::CheckRanks(layout, topology);
   Planner planner(layout, shard_dtypes, topology, rank, options);
   if (topology.nodes == 1) return planner.OneNode();

@@ -1,22 +1,24 @@
-// TIDE-RS on one node (paper, section 4.1 with M = 1: the sum is the output).
+// TIDE-RS (paper, section 4 and algorithm 1): level 1 reduces inside a node, level 2 across nodes.
 //
-// The shards' slices are cut into chunks c = 0, 1, ...; chunk c uses staging slot c mod n_stg.
-//   push queue   for each chunk, for each owner d: wait until d has released the slot's earlier
-//   uses, push the
-//                slice of d into d's staging, signal `filled` on d
-//   sum queue    for each chunk: wait until every peer has filled it, sum in local-rank order with
-//   the own
-//                contribution last, signal `released` on every peer
-// `filled` orders the push before the sum that reads it; `released` orders that sum before the push
-// that reuses the slot, in this call or the next one. The first use of slot s in a call follows all
-// earlier calls' uses because the wait's relative value is counted from a base that includes all of
-// their releases.
+//   read phase     partials of remote destinations into the outbox, as many as it holds, then the
+//                  own node's into the spare; the sources are free when the last one is summed
+//   network phase  rounds send what is ready, waves land what has arrived; a sent outbox block is
+//                  filled with the next destination
+//
+// One node: level 1 alone, and its sum is the output. One rank a node: no level 1, gradients travel
+// as they are (paper, appendix F).
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "plan/builder.h"
-#include "plan/staging.h"
+#include "plan/node_reduction.h"
+#include "plan/rail_reduction.h"
+#include "plan/reduction_output.h"
+#include "plan/reduction_shape.h"
+#include "plan/shard_span.h"
 #include "tide/error.h"
 #include "tide/plan.h"
 
@@ -24,203 +26,222 @@ namespace tide {
 namespace {
 
 using internal::Builder;
-using internal::Chunk;
-using internal::StagedRun;
-
-void CheckSpec(const GroupLayout& layout, const ReduceScatterSpec& spec) {
-  const auto known = static_cast<int>(layout.params().size());
-  if (spec.params.size() != spec.grad_dtypes.size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("reduce_scatter of group '{}': {} parameters but {} dtypes",
-                            layout.name(), spec.params.size(), spec.grad_dtypes.size()));
-  }
-  for (const int param : spec.params) {
-    if (param < 0 || param >= known) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("reduce_scatter of group '{}': expected a parameter in [0, {}), got {}",
-                      layout.name(), known, param));
-    }
-  }
-  const bool bytes = spec.output_dtype == DType::kU8 ||
-                     std::count(spec.grad_dtypes.begin(), spec.grad_dtypes.end(), DType::kU8) > 0;
-  if (bytes) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("reduce_scatter of group '{}': u8 can't be summed", layout.name()));
-  }
-}
+using internal::Instance;
+using internal::Interval;
+using internal::NodeReduction;
+using internal::RailReduction;
+using internal::ReductionOutput;
+using internal::ReductionShape;
+using internal::Round;
+using internal::ShardSpan;
+using internal::SpanRun;
+using internal::Unit;
 
 class Planner {
  public:
   Planner(const GroupLayout& layout, const ReduceScatterSpec& spec, const Topology& topology,
-          int rank, const StagingOptions& staging)
-      : layout_(layout),
-        spec_(spec),
-        staging_(staging),
-        chunks_(internal::CutIntoChunks(layout, spec, staging.slot_bytes)),
-        builder_("reduce_scatter", Lane::kReduceScatter, topology, rank) {
-    push_ = builder_.AddQueue("push");
-    sum_ = builder_.AddQueue("sum");
-    AddBuffers();
+          int rank, const ReduceScatterOptions& options)
+      : spec_(spec),
+        span_(layout, spec),
+        shape_(span_, spec, topology, options),
+        builder_("reduce_scatter", Lane::kReduceScatter, topology, rank),
+        output_(&builder_, span_, spec, shape_.needs_accumulator()),
+        level1_(&builder_, span_, shape_, spec, options.staging) {
+    if (topology.nodes > 1) {
+      level2_.emplace(&builder_, span_, shape_, spec, options, &output_);
+      MakeUnits();
+    }
   }
 
-  Program Plan() {
-    builder_.Await(push_, {EventKind::kReady});
-    builder_.Fence(push_, CounterKind::kEntry);
-    for (size_t c = 0; c < chunks_.size(); ++c) {
-      PushChunk(static_cast<int64_t>(c));
-      SumChunk(static_cast<int64_t>(c));
+  Program OneNode() {
+    const Unit unit{0, 1, 1};
+    level1_.Begin();
+    level1_.Reduce(unit, {[&](int /*row*/, const SpanRun& run) { return output_.At(run); },
+                          output_.dtype(), true});
+    level1_.End();
+    output_.End(level1_.sum_queue());
+    builder_.Record(level1_.sum_queue(), {EventKind::kReadDone});
+    builder_.Record(level1_.sum_queue(), {EventKind::kDone});
+    return builder_.Finish();
+  }
+
+  Program SeveralNodes() {
+    level1_.Begin();
+    while (NextUnitFits(0)) ReduceNextUnit();
+    ReduceOwnNode();
+    RecordReadDoneOnce();
+
+    level2_->Begin();
+    const auto waves = static_cast<int>(shape_.waves().size());
+    int sent = 0;  // outbox blocks
+    for (int x = 0; x < shape_.instances(); ++x) {
+      const Instance instance = shape_.At(x);
+      for (const Round& round : shape_.rounds()) {
+        if (round.wave != x % waves) continue;
+        level2_->Send(round, instance.pass, Filled(round, instance.pass));
+        sent += round.count;
+        while (NextUnitFits(sent)) ReduceNextUnit();
+        RecordReadDoneOnce();
+      }
+      level2_->Land(instance, own_[static_cast<size_t>(instance.pass)], level1_);
     }
-    ZeroPadding();
-    builder_.Record(sum_, {EventKind::kReadDone});
-    builder_.Record(sum_, {EventKind::kDone});
-    const auto uses = static_cast<int64_t>(chunks_.size());
-    for (int i = 1; i < builder_.siblings(); ++i) {
-      builder_.Expect({CounterKind::kFilled, builder_.Sibling(i)}, uses);
-      builder_.Expect({CounterKind::kReleased, builder_.Sibling(i)}, uses);
-    }
+    level2_->End();
+    if (shape_.own_from_gradient()) builder_.Record(level2_->land_queue(), {EventKind::kReadDone});
+    builder_.Record(level2_->land_queue(), {EventKind::kDone});
     return builder_.Finish();
   }
 
  private:
-  void AddBuffers() {
-    for (size_t i = 0; i < spec_.params.size(); ++i) {
-      const ParamLayout& param = Param(static_cast<int>(i));
-      gradients_.push_back(
-          builder_.AddBuffer(BufferKind::kGradient, static_cast<int>(i),
-                             param.shape.rows * param.shape.row_elems * Item(static_cast<int>(i))));
-      output_offsets_.push_back(output_bytes_);
-      output_bytes_ += param.shard_elems * OutputItem();
-    }
-    output_ = builder_.AddBuffer(BufferKind::kOutput, 0, output_bytes_);
-    for (int distance = 1; distance < builder_.siblings(); ++distance) {
-      staged_.push_back(
-          builder_.AddBuffer(BufferKind::kStaging, distance, staging_.slots * staging_.slot_bytes));
+  // In the order of sending. Direct: a round at a time, so that its pushes coalesce over the
+  // destination nodes; latin square: one destination at a time, coalesced over its ranks.
+  void MakeUnits() {
+    for (int pass = 0; pass < shape_.passes(); ++pass) {
+      for (const Round& round : shape_.rounds()) {
+        const int step = shape_.latin() ? 1 : round.count;
+        for (int c = 0; c < round.count; c += step) units_.push_back({pass, round.first + c, step});
+      }
     }
   }
 
-  void PushChunk(int64_t c) {
-    for (int i = 1; i < builder_.siblings(); ++i) {
-      const int owner = builder_.Sibling(i);
-      builder_.Wait(push_, {CounterKind::kReleased, owner},
-                    std::max<int64_t>(c + 1 - staging_.slots, 0));
-      std::vector<Piece> pieces;
-      for (const StagedRun& run : chunks_[static_cast<size_t>(c)]) {
-        const int64_t live = LiveElems(run, owner);
+  // Whether the outbox has room for the next unit once `sent` blocks are free again.
+  bool NextUnitFits(int sent) const {
+    if (next_ == units_.size()) return false;
+    return reduced_blocks_ + units_[next_].count <= shape_.outbox_blocks() + sent;
+  }
+
+  void ReduceNextUnit() {
+    const Unit& unit = units_[next_++];
+    reduced_blocks_ += unit.count;
+    level2_->AwaitOutbox(level1_.sum_queue(), unit);
+    const Interval part = level1_.Part(unit, builder_.local());
+    if (builder_.siblings() == 1) {
+      Forward(unit, part, level2_->Outbox(unit, part));
+    } else {
+      level1_.Reduce(unit, {level2_->Outbox(unit, part), DType::kF32, false});
+    }
+    filled_.push_back(builder_.NewEvent());
+    builder_.Record(level1_.sum_queue(), filled_.back());
+  }
+
+  void ReduceOwnNode() {
+    for (int pass = 0; pass < shape_.passes(); ++pass) {
+      own_.push_back(builder_.NewEvent());
+      if (shape_.own_from_gradient()) continue;
+      if (pass == 0) level2_->AwaitSpare(level1_.sum_queue());
+      const Unit unit{pass, builder_.nodes(), 1};
+      const Interval part = level1_.Part(unit, builder_.local());
+      if (builder_.siblings() == 1) {
+        Forward(unit, part, level2_->Spare(unit, part));
+      } else {
+        level1_.Reduce(unit, {level2_->Spare(unit, part), DType::kF32, false});
+      }
+      builder_.Record(level1_.sum_queue(), own_.back());
+    }
+  }
+
+  // One rank a node: there is nothing to sum. The wire takes the gradients as they are, or, where
+  // their dtypes differ, as fp32.
+  void Forward(const Unit& unit, Interval part, const NodeReduction::Sink& sink) {
+    const std::vector<int> rows = level1_.Rows(unit, builder_.local());
+    std::vector<Piece> copies;
+    std::vector<CastPiece> casts;
+    for (size_t row = 0; row < rows.size(); ++row) {
+      for (const SpanRun& run : span_.Runs(part)) {
+        const int64_t live = span_.LiveElems(run, rows[row]);
         if (live == 0) continue;
-        pieces.push_back({Staged(builder_.rank(), owner, c, run), Gradient(run, owner),
-                          live * Item(run.participant)});
+        const DType dtype = span_.dtype(run.participant);
+        const Ref dst = sink(static_cast<int>(row), run);
+        const Ref src = level1_.Gradient(run, rows[row]);
+        if (dtype == shape_.wire_dtype()) {
+          copies.push_back({dst, src, live * static_cast<int64_t>(ItemSize(dtype))});
+        } else {
+          casts.push_back({dst, src, live, shape_.wire_dtype(), dtype});
+        }
       }
-      if (!pieces.empty()) {
-        Operation& copy = builder_.Add(push_, OpKind::kCopy);
-        copy.peer = owner;
-        copy.pieces = std::move(pieces);
+    }
+    if (!copies.empty()) {
+      Operation& copy = builder_.Add(level1_.sum_queue(), OpKind::kCopy);
+      copy.peer = builder_.rank();
+      copy.pieces = std::move(copies);
+    }
+    if (!casts.empty()) {
+      builder_.Add(level1_.sum_queue(), OpKind::kCast).casts = std::move(casts);
+    }
+  }
+
+  // The events of the units that hold the round's blocks.
+  std::vector<Event> Filled(const Round& round, int pass) const {
+    std::vector<Event> events;
+    for (size_t u = 0; u < filled_.size(); ++u) {
+      const Unit& unit = units_[u];
+      if (unit.pass == pass && unit.first >= round.first &&
+          unit.first < round.first + round.count) {
+        events.push_back(filled_[u]);
       }
-      builder_.Signal(push_, owner, CounterKind::kFilled);
+    }
+    return events;
+  }
+
+  void RecordReadDoneOnce() {
+    if (next_ < units_.size() || read_done_) return;
+    read_done_ = true;
+    level1_.End();
+    if (!shape_.own_from_gradient()) {
+      builder_.Record(level1_.sum_queue(), {EventKind::kReadDone});
     }
   }
 
-  void SumChunk(int64_t c) {
-    for (int i = 1; i < builder_.siblings(); ++i) {
-      // Peers push to their next neighbour first: the last neighbour of a rank is the first to fill
-      // it.
-      builder_.Wait(sum_, {CounterKind::kFilled, builder_.Sibling(builder_.siblings() - i)}, c + 1);
-    }
-    std::vector<SumPiece> sums;
-    for (const StagedRun& run : chunks_[static_cast<size_t>(c)]) {
-      const int64_t live = LiveElems(run, builder_.rank());
-      if (live > 0) sums.push_back(Sum(c, run, live));
-    }
-    if (!sums.empty()) {
-      Operation& sum = builder_.Add(sum_, OpKind::kSum);
-      sum.sums = std::move(sums);
-      sum.accumulate = spec_.accumulate;
-      sum.scaled = true;
-    }
-    for (int i = 1; i < builder_.siblings(); ++i) {
-      builder_.Signal(sum_, builder_.Sibling(i), CounterKind::kReleased);
-    }
-  }
-
-  // Operand order is part of the contract (paper, section 4.3).
-  SumPiece Sum(int64_t c, const StagedRun& run, int64_t live) const {
-    SumPiece piece;
-    piece.dst = {output_, output_offsets_[static_cast<size_t>(run.participant)] +
-                              run.first_elem * OutputItem()};
-    for (int local = 0; local < builder_.siblings(); ++local) {
-      if (local == builder_.rank()) continue;
-      piece.sources.push_back(Staged(local, builder_.rank(), c, run));
-    }
-    piece.sources.push_back(Gradient(run, builder_.rank()));
-    piece.elems = live;
-    piece.dst_dtype = spec_.output_dtype;
-    piece.src_dtype = spec_.grad_dtypes[static_cast<size_t>(run.participant)];
-    return piece;
-  }
-
-  // Output rows past D_p are zero; an accumulating call finds them zero already.
-  void ZeroPadding() {
-    if (spec_.accumulate) return;
-    std::vector<Piece> pieces;
-    for (size_t i = 0; i < spec_.params.size(); ++i) {
-      const int64_t live = layout_.LiveElems(spec_.params[i], builder_.rank());
-      const int64_t padding = Param(static_cast<int>(i)).shard_elems - live;
-      if (padding == 0) continue;
-      const Ref dst{output_, output_offsets_[i] + live * OutputItem()};
-      pieces.push_back({dst, dst, padding * OutputItem()});
-    }
-    if (!pieces.empty()) builder_.Add(sum_, OpKind::kZero).pieces = std::move(pieces);
-  }
-
-  const ParamLayout& Param(int participant) const {
-    return layout_.params()[static_cast<size_t>(spec_.params[static_cast<size_t>(participant)])];
-  }
-  int64_t Item(int participant) const {
-    return static_cast<int64_t>(ItemSize(spec_.grad_dtypes[static_cast<size_t>(participant)]));
-  }
-  int64_t OutputItem() const { return static_cast<int64_t>(ItemSize(spec_.output_dtype)); }
-
-  // Elements of the run that `owner` really owns.
-  int64_t LiveElems(const StagedRun& run, int owner) const {
-    const int64_t live =
-        layout_.LiveElems(spec_.params[static_cast<size_t>(run.participant)], owner);
-    return std::clamp<int64_t>(live - run.first_elem, 0, run.elems);
-  }
-
-  // Where the run of `owner`'s slice starts in this rank's gradient.
-  Ref Gradient(const StagedRun& run, int owner) const {
-    const int64_t first = owner * Param(run.participant).shard_elems + run.first_elem;
-    return {gradients_[static_cast<size_t>(run.participant)], first * Item(run.participant)};
-  }
-
-  // Where `filler` stages the run on `owner`. Buffers are named by distance, so they lie at equal
-  // offsets on all ranks and a rank keeps none for itself.
-  Ref Staged(int filler, int owner, int64_t c, const StagedRun& run) const {
-    const int distance = (filler - owner + builder_.siblings()) % builder_.siblings();
-    return {staged_[static_cast<size_t>(distance) - 1],
-            c % staging_.slots * staging_.slot_bytes + run.slot_offset};
-  }
-
-  const GroupLayout& layout_;
   const ReduceScatterSpec& spec_;
-  const StagingOptions staging_;
-  const std::vector<Chunk> chunks_;
+  const ShardSpan span_;
+  const ReductionShape shape_;
   Builder builder_;
-  int push_ = 0;
-  int sum_ = 0;
-  int output_ = 0;
-  int64_t output_bytes_ = 0;
-  std::vector<int64_t> output_offsets_;
-  std::vector<int> gradients_;
-  std::vector<int> staged_;  // by distance - 1
+  ReductionOutput output_;
+  NodeReduction level1_;
+  std::optional<RailReduction> level2_;
+  std::vector<Unit> units_;
+  size_t next_ = 0;          // unit
+  int reduced_blocks_ = 0;   // of the units before it
+  bool read_done_ = false;
+  std::vector<Event> filled_;  // by unit
+  std::vector<Event> own_;     // by pass
 };
 
 }  // namespace
 
 Program PlanReduceScatter(const GroupLayout& layout, const ReduceScatterSpec& spec,
                           const Topology& topology, int rank, const ReduceScatterOptions& options) {
-  CheckSpec(layout, spec);
-  return Planner(layout, spec, topology, rank, options.staging).Plan();
+  internal::CheckRanks(layout, topology);
+  Planner planner(layout, spec, topology, rank, options);
+  return topology.nodes == 1 ? planner.OneNode() : planner.SeveralNodes();
+}
+
+RegionBytes ReduceScatterRegions(const GroupLayout& layout, const ReduceScatterSpec& spec,
+                                 const Topology& topology, const ReduceScatterOptions& options) {
+  internal::CheckRanks(layout, topology);
+  const ShardSpan span(layout, spec);
+  const ReductionShape shape(span, spec, topology, options);
+  RegionBytes regions;
+  regions.staging = StagingRegionBytes(topology, options.staging);
+  if (topology.nodes == 1) return regions;
+  regions.outbox = shape.outbox_blocks() * shape.block_bytes();
+  regions.spare = shape.own_from_gradient() ? 0 : shape.passes() * shape.block_bytes();
+  regions.inbox = shape.inbox_blocks() * shape.block_bytes();
+  regions.generations = shape.generations();
+  if (shape.needs_accumulator()) {
+    for (const int param : spec.params) {
+      regions.accumulator += layout.params()[static_cast<size_t>(param)].shard_elems *
+                             static_cast<int64_t>(ItemSize(DType::kF32));
+    }
+  }
+  return regions;
+}
+
+int64_t StagedBytes(const GroupLayout& layout, const ReduceScatterSpec& spec) {
+  return ShardSpan(layout, spec).StagedBytes();
+}
+
+int64_t StagingRegionBytes(const Topology& topology, const StagingOptions& staging) {
+  return (topology.local_ranks - 1) * staging.slots * staging.slot_bytes;
 }
 
 }  // namespace tide

@@ -9,13 +9,6 @@
 namespace tide::internal {
 
 std::vector<Wave> CutIntoWaves(const Topology& topology, int width) {
-  if (width <= 0) width = topology.local_ranks;
-  if (width > topology.local_ranks) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("wave width: expected at most one contributor for each of {} local "
-                            "ranks, got {}",
-                            topology.local_ranks, width));
-  }
   std::vector<Wave> waves;
   for (int first = 1; first <= topology.nodes; first += width) {
     waves.push_back({first, std::min(width, topology.nodes + 1 - first)});

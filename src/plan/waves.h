@@ -27,7 +27,7 @@ struct Round {
   int count = 0;
 };
 
-// Waves of M contributors; width <= 0 means L. Throws Error(kInvalidArgument) for width > L.
+// Waves of M contributors, width >= 1.
 std::vector<Wave> CutIntoWaves(const Topology& topology, int width);
 
 // Throws Error(kInvalidArgument) for k < 1.

@@ -22,15 +22,31 @@ int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespe
 
 }  // namespace
 
-int64_t ControlPageBytes(int ranks) {
-  const int64_t counters = int64_t{kLanes} * kCounterKinds * kCounterIndices * ranks;
-  return AlignUp(CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter)) * counters, 4096);
+size_t CountersPerPage(const Topology& topology) {
+  return static_cast<size_t>(kLanes) * kCounterKinds * kCounterIndices *
+         static_cast<size_t>(topology.local_ranks + topology.nodes);
 }
 
-ControlPage::ControlPage(char* memory, int ranks)
+int64_t ControlPageBytes(const Topology& topology) {
+  return AlignUp(CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter) *
+                                                         CountersPerPage(topology)),
+                 4096);
+}
+
+ControlPage::ControlPage(char* memory, const Topology& topology, int owner)
     : header_(reinterpret_cast<ControlHeader*>(memory)),
       counters_(reinterpret_cast<SharedCounter*>(memory + CountersOffset())),
-      ranks_(ranks) {}
+      topology_(topology),
+      owner_(owner) {}
+
+size_t ControlPage::CounterIndex(Lane lane, Counter counter) const {
+  const int node = topology_.Node(counter.producer);
+  const int producer = node == topology_.Node(owner_) ? topology_.Local(counter.producer)
+                                                      : topology_.local_ranks + node;
+  const int table = static_cast<int>(lane) * kCounterKinds + static_cast<int>(counter.kind);
+  const int producers = topology_.local_ranks + topology_.nodes;
+  return static_cast<size_t>((table * producers + producer) * kCounterIndices + counter.index);
+}
 
 void ControlPage::Ring() const {
   // Sequentially consistent with Sleep: either this sees the sleeper, or the sleeper sees the new

@@ -38,26 +38,23 @@ struct ControlHeader {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Bytes of the control page of a rank that has `ranks` peers, itself included.
-int64_t ControlPageBytes(int ranks);
+size_t CountersPerPage(const Topology& topology);
+// Bytes of the control page of one rank.
+int64_t ControlPageBytes(const Topology& topology);
 
 // A view of one rank's control page. Cheap to copy; does not own the memory.
 class ControlPage {
  public:
   ControlPage() = default;
-  ControlPage(char* memory, int ranks);
+  ControlPage(char* memory, const Topology& topology, int owner);
 
+  bool valid() const { return header_ != nullptr; }
   ControlHeader& header() const { return *header_; }
+  // The producer is the owner itself, of its node, or of its rail.
   std::atomic<uint64_t>& counter(Lane lane, Counter counter) const {
     return counters_[CounterIndex(lane, counter)].value;
   }
-  size_t CounterIndex(Lane lane, Counter counter) const {
-    const size_t table =
-        static_cast<size_t>(lane) * kCounterKinds + static_cast<size_t>(counter.kind);
-    return (table * static_cast<size_t>(ranks_) + static_cast<size_t>(counter.producer)) *
-               kCounterIndices +
-           static_cast<size_t>(counter.index);
-  }
+  size_t CounterIndex(Lane lane, Counter counter) const;
 
   // Wakes the owner if it sleeps. Call after the store it may wait for.
   void Ring() const;
@@ -81,7 +78,8 @@ class ControlPage {
  private:
   ControlHeader* header_ = nullptr;
   SharedCounter* counters_ = nullptr;
-  int ranks_ = 0;
+  Topology topology_;
+  int owner_ = 0;
 };
 
 }  // namespace tide::host

@@ -25,7 +25,8 @@ double Seconds(std::chrono::steady_clock::time_point time) {
 
 }  // namespace
 
-Executor::Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
+Executor::Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages,
+                   const AddressSpace& space,
                    const Watchdog& watchdog, std::chrono::nanoseconds timeout,
                    std::function<void()> check_interrupt)
     : rank_(rank),
@@ -34,7 +35,7 @@ Executor::Executor(int rank, const std::vector<ControlPage>& pages, const Addres
       watchdog_(watchdog),
       timeout_(timeout),
       check_interrupt_(std::move(check_interrupt)),
-      bases_(static_cast<size_t>(kLanes * kCounterKinds * kCounterIndices) * pages.size()) {}
+      bases_(CountersPerPage(topology)) {}
 
 double Executor::Run(const Call& call, TraceSink* trace) {
   const auto& operations = call.program->operations;
@@ -46,6 +47,7 @@ double Executor::Run(const Call& call, TraceSink* trace) {
   const auto deadline = Clock::now() + timeout_;
   Clock::duration waited{};
   int yields = 0;
+  recorded_.clear();
   cursors_.resize(queues);
   for (size_t q = 0; q < queues; ++q) cursors_[q] = next(q, 0);
   const ControlPage& own = pages_[static_cast<size_t>(rank_)];
@@ -62,7 +64,8 @@ double Executor::Run(const Call& call, TraceSink* trace) {
         const Operation& op = operations[cursors_[q]];
         const auto start = trace != nullptr ? Clock::now() : Clock::time_point();
         if (!TryRun(call, op)) {
-          blocked = &op;
+          // Own events follow from waits of other queues: those are what to report.
+          if (blocked == nullptr || op.kind == OpKind::kWait) blocked = &op;
           break;
         }
         if (trace != nullptr) trace->Add(call, op, Seconds(start), Seconds(Clock::now()));
@@ -80,7 +83,7 @@ double Executor::Run(const Call& call, TraceSink* trace) {
     waited += Clock::now() - start;
   }
   for (const Increment& increment : call.program->increments) {
-    bases_[pages_[0].CounterIndex(call.program->lane, increment.counter)] +=
+    bases_[own.CounterIndex(call.program->lane, increment.counter)] +=
         static_cast<uint64_t>(increment.value);
   }
   return std::chrono::duration<double>(waited).count();
@@ -90,14 +93,22 @@ bool Executor::TryRun(const Call& call, const Operation& op) {
   switch (op.kind) {
     case OpKind::kWait:
       if (!Satisfied(call, op)) return false;
-      if (op.counter.kind == CounterKind::kEntry) CompareCall(call, op.counter.producer);
+      // An increment of this call: the producer has published it. Nothing that a peer of another
+      // call has sent is used.
+      if (op.value > 0 && op.counter.producer != rank_) CompareCall(call, op.counter.producer);
       return true;
     case OpKind::kSignal:
-      Signal(call, op);
+      kernels::StoreFence();
+      Raise(call, op.peer, op.counter);
+      pages_[static_cast<size_t>(op.peer)].Ring();
       return true;
     case OpKind::kRecord:
+      recorded_.push_back(op.event);
+      return true;
     case OpKind::kAwait:
-      return true;  // the call blocks its caller: the caller's events are in program order
+      // The call blocks its caller, so the caller's events have happened.
+      return op.event.kind == EventKind::kReady || op.event.kind == EventKind::kGate ||
+             std::find(recorded_.begin(), recorded_.end(), op.event) != recorded_.end();
     default:
       RunData(call, op);
       return true;
@@ -120,11 +131,10 @@ void Executor::CompareCall(const Call& call, int peer) const {
   }
 }
 
-void Executor::Signal(const Call& call, const Operation& op) const {
-  const ControlPage& page = pages_[static_cast<size_t>(op.peer)];
-  kernels::StoreFence();
-  page.counter(call.program->lane, op.counter).fetch_add(1, std::memory_order_release);
-  page.Ring();
+void Executor::Raise(const Call& call, int peer, Counter counter) const {
+  pages_[static_cast<size_t>(peer)]
+      .counter(call.program->lane, counter)
+      .fetch_add(1, std::memory_order_release);
 }
 
 char* Executor::Resolve(const Call& call, Ref ref, int rank) const {
@@ -150,8 +160,14 @@ void Executor::RunData(const Call& call, const Operation& op) {
                       static_cast<size_t>(piece.elems));
       }
       return;
+    case OpKind::kPut:
+      Put(call, op);
+      return;
     case OpKind::kSum:
       Sum(call, op);
+      return;
+    case OpKind::kLand:
+      Land(call, op);
       return;
     case OpKind::kZero:
       for (const Piece& piece : op.pieces) {
@@ -178,17 +194,33 @@ void Executor::Copy(const Call& call, const std::vector<Piece>& pieces, int rank
 }
 
 void Executor::Multicast(const Call& call, const Operation& op) const {
-  const auto ranks = static_cast<int>(pages_.size());
+  const Topology& topology = call.program->topology;
+  const int node = topology.Node(rank_);
   for (const Piece& piece : op.pieces) {
-    TIDE_CHECK(piece.rows == 1);
     const char* src = Resolve(call, piece.src, rank_);
-    for (int64_t done = 0; done < piece.row_bytes; done += kMulticastBlockBytes) {
-      const auto bytes = std::min(kMulticastBlockBytes, piece.row_bytes - done);
-      for (int i = op.span == Span::kPeers ? 1 : 0; i < ranks; ++i) {
-        char* dst = Resolve(call, piece.dst, (rank_ + i) % ranks);
-        kernels::Copy(dst + done, src + done, static_cast<size_t>(bytes));
+    for (int64_t row = 0; row < piece.rows; ++row) {
+      for (int64_t done = 0; done < piece.row_bytes; done += kMulticastBlockBytes) {
+        const auto bytes = std::min(kMulticastBlockBytes, piece.row_bytes - done);
+        for (int i = op.span == Span::kPeers ? 1 : 0; i < topology.local_ranks; ++i) {
+          const int local = (topology.Local(rank_) + i) % topology.local_ranks;
+          char* dst = Resolve(call, piece.dst, topology.Rank(node, local));
+          kernels::Copy(dst + row * piece.dst_pitch + done, src + row * piece.src_pitch + done,
+                        static_cast<size_t>(bytes));
+        }
       }
     }
+  }
+}
+
+void Executor::Put(const Call& call, const Operation& op) const {
+  for (const PutPiece& piece : op.puts) {
+    if (piece.bytes > 0) {
+      kernels::Copy(Resolve(call, piece.dst, op.peer), Resolve(call, piece.src, rank_),
+                    static_cast<size_t>(piece.bytes));
+    }
+    kernels::StoreFence();
+    Raise(call, op.peer, {piece.signal, rank_, piece.signal_index});
+    pages_[static_cast<size_t>(op.peer)].Ring();
   }
 }
 
@@ -199,6 +231,26 @@ void Executor::Sum(const Call& call, const Operation& op) {
     kernels::Sum(Resolve(call, piece.dst, rank_), piece.dst_dtype, sources_.data(), sources_.size(),
                  piece.src_dtype, op.scaled ? call.binding->scale : 1.0F, op.accumulate,
                  static_cast<size_t>(piece.elems));
+  }
+}
+
+void Executor::Land(const Call& call, const Operation& op) {
+  const Topology& topology = call.program->topology;
+  const int node = topology.Node(rank_);
+  for (const LandPiece& piece : op.lands) {
+    sources_.clear();
+    const auto add = [&](int local) {
+      sources_.push_back(Resolve(call, piece.block, topology.Rank(node, local)));
+    };
+    for (const int local : piece.locals) add(local);
+    // A switch reduces over all ranks of the node. Blocks that the wave did not write are zero.
+    for (int local = 0; local < topology.local_ranks; ++local) {
+      if (std::find(piece.locals.begin(), piece.locals.end(), local) == piece.locals.end()) {
+        add(local);
+      }
+    }
+    kernels::Sum(Resolve(call, piece.dst, rank_), piece.dst_dtype, sources_.data(), sources_.size(),
+                 DType::kF32, call.binding->scale, op.accumulate, static_cast<size_t>(piece.elems));
   }
 }
 
@@ -218,7 +270,7 @@ void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, 
 void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) const {
   for (int peer = 0; peer < static_cast<int>(pages_.size()); ++peer) {
     const ControlPage& page = pages_[static_cast<size_t>(peer)];
-    if (peer != rank_ && page.HasFailed()) throw page.LastWords(peer, rank_);
+    if (peer != rank_ && page.valid() && page.HasFailed()) throw page.LastWords(peer, rank_);
   }
   const int producer = blocked.counter.producer;
   // A peer that is in another operation never signals on this lane: its published call tells.

@@ -26,8 +26,8 @@ class AddressSpace {
 
 class Executor {
  public:
-  // All references outlive the executor; pages are in rank order.
-  Executor(int rank, const std::vector<ControlPage>& pages, const AddressSpace& space,
+  // All references outlive the executor; pages are by rank, valid for this rank and its neighbours.
+  Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages, const AddressSpace& space,
            const Watchdog& watchdog, std::chrono::nanoseconds timeout,
            std::function<void()> check_interrupt);
 
@@ -44,8 +44,10 @@ class Executor {
   void RunData(const Call& call, const Operation& op);
   void Copy(const Call& call, const std::vector<Piece>& pieces, int rank) const;
   void Multicast(const Call& call, const Operation& op) const;
+  void Put(const Call& call, const Operation& op) const;
   void Sum(const Call& call, const Operation& op);
-  void Signal(const Call& call, const Operation& op) const;
+  void Land(const Call& call, const Operation& op);
+  void Raise(const Call& call, int peer, Counter counter) const;
   char* Resolve(const Call& call, Ref ref, int rank) const;
 
   // Waits until the doorbell may have moved from `seen`. Throws when waiting has become pointless.
@@ -63,6 +65,7 @@ class Executor {
   std::vector<uint64_t>
       bases_;  // by CounterIndex: what earlier calls have added to the own counters
   std::vector<size_t> cursors_;  // by queue: index of its next operation; kept to reuse the memory
+  std::vector<Event> recorded_;  // in this call; kept to reuse the memory
   std::vector<const void*> sources_;  // of one sum; kept to reuse the memory
 };
 

@@ -35,43 +35,41 @@ void SetText(Notice* notice, const std::string& text) {
   std::strncpy(notice->text, text.c_str(), sizeof notice->text - 1);
 }
 
-// The first error in rank order is everyone's error.
-void ThrowFirstError(const std::vector<ReceivedNotice>& notices, int rank,
-                     const std::string& what) {
-  for (size_t peer = 0; peer < notices.size(); ++peer) {
-    const Notice& notice = notices[peer].notice;
-    if (notice.error_code < 0) continue;
-    throw Error(static_cast<ErrorCode>(notice.error_code),
-                fmt::format("rank {}: {}", peer, notice.text),
-                {rank, static_cast<int>(peer), "", what});
+// An error unless all neighbours ask for the same; null if they do.
+std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notices, int rank,
+                                       const std::string& what) {
+  const Notice& ours = notices[static_cast<size_t>(rank)].notice;
+  for (const ReceivedNotice& entry : notices) {
+    const Notice& other = entry.notice;
+    if (other.rank < 0 || other.error_code >= 0) continue;
+    if (other.bytes == ours.bytes && std::strcmp(other.text, ours.text) == 0) continue;
+    return std::make_unique<Error>(
+        ErrorCode::kMismatch,
+        fmt::format("adding a segment: rank {} asks for {} bytes of '{}', rank {} for {} bytes of "
+                    "'{}'; expected the same request on every rank",
+                    rank, ours.bytes, ours.text, other.rank, other.bytes, other.text),
+        ErrorContext{rank, other.rank, "", what});
   }
+  return nullptr;
 }
 
-void CheckSameRequest(const std::vector<ReceivedNotice>& notices, int rank,
-                      const std::string& what) {
-  const Notice& first = notices[0].notice;
-  for (size_t peer = 1; peer < notices.size(); ++peer) {
-    const Notice& other = notices[peer].notice;
-    if (other.bytes == first.bytes && std::strcmp(other.text, first.text) == 0) continue;
-    throw Error(
-        ErrorCode::kMismatch,
-        fmt::format(
-            "adding a segment: rank 0 asks for {} bytes of '{}', rank {} for {} bytes of '{}'; "
-            "expected the same request on every rank",
-            first.bytes, first.text, peer, other.bytes, other.text),
-        {rank, static_cast<int>(peer), "", what});
+Topology MakeTopology(int world, int nodes) {
+  if (nodes < 1 || world % nodes != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("nodes: expected a divisor of {} ranks, so that all nodes have as many "
+                            "ranks, got {}",
+                            world, nodes));
   }
+  return {nodes, world / nodes};
 }
 
 }  // namespace
 
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : sockets_(bootstrap, options.timeout) {
-  topology_.nodes = 1;
-  topology_.local_ranks = sockets_.world();
+    : sockets_(bootstrap, MakeTopology(bootstrap.world(), options.nodes), options.timeout) {
   ConnectControlPages();
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
-  executor_ = std::make_unique<Executor>(rank(), pages_, static_cast<const AddressSpace&>(*this),
+  executor_ = std::make_unique<Executor>(rank(), topology(), pages_, static_cast<const AddressSpace&>(*this),
                                          *watchdog_, options.timeout, options.check_interrupt);
 }
 
@@ -79,10 +77,10 @@ void HostFabric::ConnectControlPages() {
   uint64_t nonce = 0;
   if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)
     internal::ThrowErrno("reading random bytes");
-  const int ranks = topology_.local_ranks;
-  control_ = Share(ControlPageBytes(ranks), "control page", nonce);
-  for (int peer = 0; peer < ranks; ++peer) {
-    pages_.emplace_back(control_->mappings[static_cast<size_t>(peer)].data(), ranks);
+  control_ = Share(ControlPageBytes(topology()), "control page", nonce);
+  for (int peer = 0; peer < sockets_.world(); ++peer) {
+    char* memory = control_->mappings[static_cast<size_t>(peer)].data();
+    pages_.push_back(memory != nullptr ? ControlPage(memory, topology(), peer) : ControlPage());
   }
 }
 
@@ -93,41 +91,40 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   mine.bytes = bytes;
   mine.nonce = nonce;
   SetText(&mine, label);
+  std::unique_ptr<Error> error;
   FileDescriptor memory;
   Mapping own;
   try {
-    CheckMemory(bytes, topology_.local_ranks, label);
+    CheckMemory(bytes, sockets_.world(), label);
     memory = CreateMemory(bytes, label);
     own = Mapping(memory.get(), bytes);
     if (nonce != 0) std::memcpy(own.data(), &nonce, sizeof nonce);
-  } catch (const Error& error) {
-    mine.error_code = static_cast<int32_t>(error.code());
-    SetText(&mine, error.what());
+  } catch (const Error& failure) {
+    error = std::make_unique<Error>(failure);
+    mine.error_code = static_cast<int32_t>(failure.code());
   }
   const auto received = sockets_.Exchange(mine, memory.get(), what);
-  ThrowFirstError(received, rank(), what);
-  CheckSameRequest(received, rank(), what);
+  if (!error) error = CompareRequests(received, rank(), what);
 
   auto segment = std::make_shared<Segment>();
   segment->bytes = bytes;
-  Notice mapped;
   segment->mappings.resize(received.size());
   segment->mappings[static_cast<size_t>(rank())] = std::move(own);
   try {
-    for (size_t peer = 0; peer < received.size(); ++peer) {
-      if (static_cast<int>(peer) == rank()) continue;
-      segment->mappings[peer] = Mapping(received[peer].memory.get(), bytes);
-      const uint64_t theirs = received[peer].notice.nonce;
-      if (theirs != 0 && std::memcmp(segment->mappings[peer].data(), &theirs, sizeof theirs) != 0) {
+    for (size_t peer = 0; !error && peer < received.size(); ++peer) {
+      const ReceivedNotice& entry = received[peer];
+      if (!sockets_.IsNeighbour(static_cast<int>(peer)) || entry.notice.error_code >= 0) continue;
+      segment->mappings[peer] = Mapping(entry.memory.get(), bytes);
+      if (nonce != 0 && std::memcmp(segment->mappings[peer].data(), &entry.notice.nonce,
+                                    sizeof nonce) != 0) {
         throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
       }
     }
-  } catch (const Error& error) {
-    mapped.error_code = static_cast<int32_t>(error.code());
-    SetText(&mapped, error.what());
+  } catch (const Error& failure) {
+    error = std::make_unique<Error>(failure);
   }
   // Nobody goes on before everybody has mapped: from here on peers may write.
-  ThrowFirstError(sockets_.Exchange(mapped, -1, what), rank(), what);
+  sockets_.Agree(error.get(), what);
   return segment;
 }
 
@@ -168,7 +165,9 @@ char* HostFabric::Resolve(int rank, SegmentAddress address) const {
 // The others wait for this rank: tell them why it stops.
 void HostFabric::GiveUp(const Error& error) {
   pages_[static_cast<size_t>(rank())].Fail(error);
-  for (const ControlPage& page : pages_) page.Ring();
+  for (const ControlPage& page : pages_) {
+    if (page.valid()) page.Ring();
+  }
 }
 
 double HostFabric::Execute(const Call& call, TraceSink* trace) {

@@ -17,7 +17,7 @@
 
 namespace tide::host {
 
-// One symmetric allocation: the mappings of all ranks' memory, in rank order. Shared by the fabric
+// One symmetric allocation: the mappings of this rank's and its neighbours' memory, by rank. Shared by the fabric
 // and by every tensor that lies in it, so that a tensor outlives the fabric.
 struct Segment {
   std::vector<Mapping> mappings;
@@ -30,7 +30,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options);
   ~HostFabric() override = default;
 
-  const Topology& topology() const override { return topology_; }
+  const Topology& topology() const override { return sockets_.topology(); }
   int rank() const override { return sockets_.rank(); }
   SegmentView AddSegment(int64_t bytes, const std::string& label) override;
   void CheckRange(SegmentAddress address, int64_t bytes) const override;
@@ -44,7 +44,6 @@ class HostFabric final : public Fabric, private AddressSpace {
   void GiveUp(const Error& error);
 
   PeerSockets sockets_;
-  Topology topology_;
   std::shared_ptr<Segment> control_;
   std::vector<ControlPage> pages_;
   std::vector<std::shared_ptr<Segment>> segments_;

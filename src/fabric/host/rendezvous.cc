@@ -67,10 +67,31 @@ bool WaitFor(int fd, short events, Clock::time_point deadline) {
   }
 }
 
+void SetNotice(const Error& error, int rank, Notice* notice) {
+  notice->error_code = static_cast<int32_t>(error.code());
+  notice->rank = rank;
+  std::strncpy(notice->text, error.what(), sizeof notice->text - 1);
+}
+
+// The error of the lowest rank, this one's included.
+Notice FirstError(const std::vector<ReceivedNotice>& received, Notice first) {
+  for (const ReceivedNotice& entry : received) {
+    const Notice& notice = entry.notice;
+    if (notice.error_code >= 0 && (first.error_code < 0 || notice.rank < first.rank)) {
+      first = notice;
+    }
+  }
+  return first;
+}
+
 }  // namespace
 
-PeerSockets::PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
-    : rank_(bootstrap.rank()), timeout_(timeout), sockets_(static_cast<size_t>(bootstrap.world())) {
+PeerSockets::PeerSockets(Bootstrap& bootstrap, const Topology& topology,
+                         std::chrono::nanoseconds timeout)
+    : rank_(bootstrap.rank()),
+      topology_(topology),
+      timeout_(timeout),
+      sockets_(static_cast<size_t>(bootstrap.world())) {
   const std::string name = RandomName();
   const FileDescriptor listener = Listen(name, world());
   const std::vector<std::string> names = bootstrap.AllGather(name);
@@ -84,8 +105,8 @@ PeerSockets::PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
       throw Error(
           ErrorCode::kUnsupported,
           fmt::format(
-              "ranks {} and {} do not share one machine's memory (no Unix socket between them), "
-              "and several nodes are not supported yet",
+              "ranks {} and {} do not share one machine's memory (no Unix socket between them); "
+              "nodes on several machines are not supported yet",
               to, from),
           {rank_, static_cast<int>(to), "", "set-up"});
     }
@@ -95,6 +116,7 @@ PeerSockets::PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout)
 
 void PeerSockets::ConnectToLower(const std::vector<std::string>& names, std::string* reached) {
   for (int peer = 0; peer < rank_; ++peer) {
+    if (!IsNeighbour(peer)) continue;
     FileDescriptor fd = NewSocket();
     sockaddr_un address;
     const socklen_t length = Address(names[static_cast<size_t>(peer)], &address);
@@ -110,6 +132,7 @@ void PeerSockets::ConnectToLower(const std::vector<std::string>& names, std::str
 
 void PeerSockets::AcceptHigher(int listener) {
   for (int expected = rank_ + 1; expected < world(); ++expected) {
+    if (!IsNeighbour(expected)) continue;
     // The peers have connected already: these waits are short.
     const auto deadline = Clock::now() + timeout_;
     int32_t peer = -1;
@@ -117,7 +140,7 @@ void PeerSockets::AcceptHigher(int listener) {
     if (WaitFor(listener, POLLIN, deadline))
       fd = FileDescriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (fd.valid() && WaitFor(fd.get(), POLLIN, deadline)) recv(fd.get(), &peer, sizeof peer, 0);
-    if (peer <= rank_ || peer >= world() || sockets_[static_cast<size_t>(peer)].valid()) {
+    if (peer <= rank_ || !IsNeighbour(peer) || sockets_[static_cast<size_t>(peer)].valid()) {
       throw Error(ErrorCode::kTimeout,
                   fmt::format("rank {}: set-up: a peer connected but did not say hello", rank_));
     }
@@ -125,21 +148,44 @@ void PeerSockets::AcceptHigher(int listener) {
   }
 }
 
-std::vector<ReceivedNotice> PeerSockets::Exchange(const Notice& mine, int memory,
-                                                  const std::string& what) {
+bool PeerSockets::IsNeighbour(int peer) const {
+  if (peer < 0 || peer >= world() || peer == rank_) return false;
+  return topology_.Node(peer) == topology_.Node(rank_) ||
+         topology_.Local(peer) == topology_.Local(rank_);
+}
+
+template <typename Predicate>
+std::vector<ReceivedNotice> PeerSockets::ExchangeWith(const Predicate& chosen, const Notice& mine,
+                                                      int memory, const std::string& what) {
   std::vector<ReceivedNotice> all(sockets_.size());
+  all[static_cast<size_t>(rank_)].notice = mine;
   for (int peer = 0; peer < world(); ++peer) {
-    if (peer != rank_) Send(peer, mine, memory);
+    if (IsNeighbour(peer) && chosen(peer)) Send(peer, mine, memory);
   }
   for (int peer = 0; peer < world(); ++peer) {
-    auto& entry = all[static_cast<size_t>(peer)];
-    if (peer == rank_) {
-      entry.notice = mine;
-    } else {
-      entry = Receive(peer, what);
-    }
+    if (IsNeighbour(peer) && chosen(peer)) all[static_cast<size_t>(peer)] = Receive(peer, what);
   }
   return all;
+}
+
+std::vector<ReceivedNotice> PeerSockets::Exchange(const Notice& mine, int memory,
+                                                  const std::string& what) {
+  Notice signed_by = mine;
+  signed_by.rank = rank_;
+  return ExchangeWith([](int) { return true; }, signed_by, memory, what);
+}
+
+void PeerSockets::Agree(const Error* error, const std::string& what) {
+  Notice first;
+  if (error != nullptr) SetNotice(*error, rank_, &first);
+  const int node = topology_.Node(rank_);
+  const auto same_node = [&](int peer) { return topology_.Node(peer) == node; };
+  const auto same_rail = [&](int peer) { return topology_.Node(peer) != node; };
+  first = FirstError(ExchangeWith(same_node, first, -1, what), first);
+  first = FirstError(ExchangeWith(same_rail, first, -1, what), first);
+  if (first.error_code < 0) return;
+  throw Error(static_cast<ErrorCode>(first.error_code),
+              fmt::format("rank {}: {}", first.rank, first.text), {rank_, first.rank, "", what});
 }
 
 void PeerSockets::Send(int peer, const Notice& notice, int memory) const {

@@ -1,5 +1,8 @@
-// Sockets between the ranks of a node: they prove that ranks share a machine, carry memory
+// Sockets between ranks that share memory: they prove that ranks share a machine, carry memory
 // descriptors, and tell when a peer is gone.
+//
+// A rank is connected with its neighbours only: the ranks of its node and those of its rail (equal
+// local index). Any two ranks are two steps apart, first inside a node, then along a rail.
 //
 // Addresses are abstract Unix names with 128 random bits, exchanged through the Bootstrap: nothing
 // appears in the file system, and a name that can't be reached means another machine or container.
@@ -13,6 +16,8 @@
 
 #include "fabric/host/segment.h"
 #include "tide/bootstrap.h"
+#include "tide/error.h"
+#include "tide/layout.h"
 
 namespace tide::host {
 
@@ -21,6 +26,7 @@ struct Notice {
   int64_t bytes = 0;
   uint64_t nonce = 0;
   int32_t error_code = -1;  // an ErrorCode, or -1
+  int32_t rank = -1;        // who speaks, or whose error it is
   char text[480] = {};      // the error's sentence, or the segment's label
 };
 
@@ -31,18 +37,24 @@ struct ReceivedNotice {
 
 class PeerSockets {
  public:
-  // Collective. Throws the same Error(kUnsupported) on every rank if some pair can't reach each
-  // other.
-  PeerSockets(Bootstrap& bootstrap, std::chrono::nanoseconds timeout);
+  // Collective. Throws the same Error(kUnsupported) on every rank if two neighbours can't reach
+  // each other.
+  PeerSockets(Bootstrap& bootstrap, const Topology& topology, std::chrono::nanoseconds timeout);
 
-  // Gives `mine` and the descriptor `memory` (or -1) to every peer and returns theirs in rank
-  // order; the own entry holds the own notice and no descriptor. Throws Error(kTimeout) or
-  // kPeerDead naming the rank.
+  // Gives `mine` and the descriptor `memory` (or -1) to every neighbour and returns theirs, by
+  // rank. The own entry holds the own notice and no descriptor; others that are no neighbours stay
+  // empty (rank -1). Throws Error(kTimeout) or kPeerDead naming the rank.
   std::vector<ReceivedNotice> Exchange(const Notice& mine, int memory, const std::string& what);
+  // Collective over all ranks, and no rank goes on before all have come. Throws the error of the
+  // lowest rank that has one on every rank; `error` is null for none.
+  void Agree(const Error* error, const std::string& what);
 
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(sockets_.size()); }
-  // -1 for the own rank.
+  const Topology& topology() const { return topology_; }
+  // A rank of the same node or of the same rail, but not this one.
+  bool IsNeighbour(int peer) const;
+  // -1 unless a neighbour.
   int socket(int peer) const { return sockets_[static_cast<size_t>(peer)].get(); }
   // A descriptor that becomes readable when the peer's process ends; -1 for threads of one process.
   FileDescriptor OpenProcess(int peer) const;
@@ -50,10 +62,15 @@ class PeerSockets {
  private:
   void ConnectToLower(const std::vector<std::string>& names, std::string* reached);
   void AcceptHigher(int listener);
+  // Exchanges with the neighbours that `chosen` admits.
+  template <typename Predicate>
+  std::vector<ReceivedNotice> ExchangeWith(const Predicate& chosen, const Notice& mine, int memory,
+                                           const std::string& what);
   void Send(int peer, const Notice& notice, int memory) const;
   ReceivedNotice Receive(int peer, const std::string& what) const;
 
   int rank_;
+  Topology topology_;
   std::chrono::nanoseconds timeout_;
   std::vector<FileDescriptor> sockets_;
 };

@@ -15,7 +15,7 @@ Watchdog::Watchdog(const PeerSockets& sockets, const ControlPage& own)
     sockets_.push_back(sockets.socket(peer));
     // The socket tells of a leaving thread or process; the process descriptor also where a forked
     // child of the peer keeps the socket open.
-    processes_.push_back(peer == sockets.rank() ? FileDescriptor() : sockets.OpenProcess(peer));
+    processes_.push_back(sockets.IsNeighbour(peer) ? sockets.OpenProcess(peer) : FileDescriptor());
   }
   thread_ = std::thread([this] { Watch(); });
 }
