@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/host/kernels.h"
+#include "plan.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
 #include "tide/error.h"
@@ -301,6 +302,7 @@ NB_MODULE(_core, m) {
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);
   BindCollectives(communicator);
+  BindPlan(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
   m.def("target", [] { return std::string(tide::kernels::TargetName()); });

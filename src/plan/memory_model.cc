@@ -1,18 +1,11 @@
 #include "plan/memory_model.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-
-#include "tide/error.h"
 
 namespace tide::internal {
 namespace {
 
 int64_t CeilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
-
-// No local rank limits the waves of an expert lane: its blocks all land on the one rank.
-Topology WaveTopology(const Topology& topology) { return {topology.nodes, WidestWave(topology)}; }
 
 int64_t StageBytes(const MemoryShape& shape) {
   // One rank a node doubles from landing to landing; one node has nothing to receive.
@@ -33,12 +26,8 @@ int WidestWave(const Topology& topology) {
   return topology.local_ranks == 1 ? kExpertWaveWidth : topology.local_ranks;
 }
 
-std::vector<Wave> WavesOf(const Topology& topology, int width) {
-  return CutIntoWaves(WaveTopology(topology), width);
-}
-
-std::vector<Round> RoundsOf(const Topology& topology, int width, int k) {
-  return CutIntoRounds(WaveTopology(topology), WavesOf(topology, width), k);
+std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k) {
+  return CutIntoRounds(topology, CutIntoWaves(topology, wave_width), k);
 }
 
 int OutboxDepth(const Topology& topology, const std::vector<Round>& rounds, int passes, Mode mode) {
@@ -51,9 +40,10 @@ int OutboxDepth(const Topology& topology, const std::vector<Round>& rounds, int 
   return depth;
 }
 
-int GenerationsOf(const Topology& topology, int width, int passes) {
+int GenerationsOf(const Topology& topology, int wave_width, int passes) {
   if (topology.nodes == 1) return 0;
-  return WavesOf(topology, width).size() == 1 && passes == 1 ? 1 : 2;
+  const bool once = topology.nodes <= wave_width && passes == 1;
+  return once && topology.local_ranks > 1 ? 1 : 2;
 }
 
 RegionBytes FormulaRegions(const MemoryShape& shape) {
@@ -66,19 +56,19 @@ RegionBytes FormulaRegions(const MemoryShape& shape) {
 
   const auto rounds = RoundsOf(topology, shape.wave_width, shape.round_width);
   const int depth = OutboxDepth(topology, rounds, shape.passes, shape.mode);
-  // Expert lanes send gradients as they are.
+  // Expert lanes send gradients as they are, unless their dtypes differ, and keep no partial of
+  // their own.
   const bool expert = topology.local_ranks == 1;
-  const int64_t block = CeilDiv(expert ? shape.grad_bytes : shape.fp32_bytes, shape.passes);
-  const int width = shape.wave_width > 0 ? shape.wave_width : WidestWave(topology);
+  const bool plain = expert && !shape.mixed_grads;
+  const int64_t block = CeilDiv(plain ? shape.grad_bytes : shape.fp32_bytes, shape.passes);
   // The latin square spreads a wave over the node, so every rank has a block for each sub-slice.
   const bool square = !expert && shape.placement == Placement::kLatinSquare;
   bytes.outbox = depth * block;
-  bytes.spare = expert ? 0 : shape.passes * block;
-  bytes.inbox = (square ? topology.local_ranks : std::min(width, topology.nodes - 1)) * block;
-  bytes.generations = shape.generations > 0
-                          ? shape.generations
-                          : GenerationsOf(topology, shape.wave_width, shape.passes);
-  const bool several_waves = WavesOf(topology, shape.wave_width).size() > 1;
+  bytes.spare = plain ? 0 : shape.passes * block;
+  bytes.inbox =
+      (square ? topology.local_ranks : std::min(shape.wave_width, topology.nodes - 1)) * block;
+  bytes.generations = GenerationsOf(topology, shape.wave_width, shape.passes);
+  const bool several_waves = topology.nodes > shape.wave_width;
   bytes.accumulator = shape.narrow_output && several_waves ? shape.fp32_bytes : 0;
   return bytes;
 }

@@ -23,32 +23,31 @@ struct MemoryShape {
   Topology topology;
   Placement placement = Placement::kLatinSquare;
   Mode mode = Mode::kInPlace;
-  int wave_width = 0;          // 0: the widest
+  int wave_width = 8;
   int round_width = 2;         // k
   int passes = 1;              // n_part
-  int generations = 0;         // n_par; 0: by GenerationsOf
   int staging_slots = 2;       // n_stg
   int64_t shard_bytes = 0;     // S
   int64_t fp32_bytes = 0;      // S_fp32
   int64_t grad_bytes = 0;      // S_grad = b_grad / 4 * S_fp32
   bool cast = false;           // the stage has a slot for the own shard
+  bool mixed_grads = false;    // gradients of several dtypes
   bool narrow_output = false;  // several waves add in an accumulator of fp32
 };
 
-// The widest wave that one landing can add: L, or kExpertWaveWidth where L = 1.
+// The widest wave that one landing is meant to add: L, or kExpertWaveWidth where L = 1.
 int WidestWave(const Topology& topology);
 
-// As in waves.h, for expert lanes too. Throws Error(kInvalidArgument) for a width or k out of
-// range.
-std::vector<Wave> WavesOf(const Topology& topology, int width);
-std::vector<Round> RoundsOf(const Topology& topology, int width, int k);
+// Rounds of one pass. Throws Error(kInvalidArgument) for k < 1.
+std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k);
 
 // n_out: blocks of one outbox bank (equation 9). In place every remote block has its own; slot
 // reuse covers two consecutive rounds, also across the border of two passes.
 int OutboxDepth(const Topology& topology, const std::vector<Round>& rounds, int passes, Mode mode);
 
-// n_par: one for a single wave in a single pass, else two; none on one node.
-int GenerationsOf(const Topology& topology, int width, int passes);
+// n_par: one for a single wave in a single pass, else two; two for an expert lane, none on one
+// node.
+int GenerationsOf(const Topology& topology, int wave_width, int passes);
 
 // The regions of one rank, bytes. Slots hold a whole block.
 RegionBytes FormulaRegions(const MemoryShape& shape);

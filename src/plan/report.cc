@@ -66,7 +66,7 @@ Json GroupRow(const SizedGroup& group, int passes, const Sizing& sizing, const T
   options.passes = passes;
   const internal::GroupBytes bytes = internal::BytesOf(group, true);
   const bool network = topology.nodes > 1;
-  const auto waves = internal::WavesOf(topology, options.wave_width).size();
+  const auto waves = internal::CutIntoWaves(topology, options.wave_width).size();
   const auto rounds = internal::RoundsOf(topology, options.wave_width, options.round_width).size();
   const Program all_gather =
       PlanAllGather(group.layout, group.shard_dtypes, topology, rank, sizing.all_gather);

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "plan/memory_model.h"
+#include "plan/reduction_shape.h"
+#include "plan/shard_span.h"
 #include "tide/error.h"
 
 namespace tide {
@@ -38,25 +40,6 @@ RegionBytes Larger(const RegionBytes& a, const RegionBytes& b) {
           std::max(a.accumulator, b.accumulator)};
 }
 
-// What the reduce-scatter of one group reserves.
-RegionBytes ReservedRegions(const SizedGroup& group, const Topology& topology,
-                            const ReduceScatterOptions& options) {
-  const GroupBytes bytes = internal::BytesOf(group, true);
-  RegionBytes regions = internal::FormulaRegions({.topology = topology,
-                                                  .placement = options.placement,
-                                                  .mode = options.mode,
-                                                  .wave_width = options.wave_width,
-                                                  .round_width = options.round_width,
-                                                  .passes = options.passes,
-                                                  .staging_slots = options.staging.slots,
-                                                  .shard_bytes = bytes.shard,
-                                                  .fp32_bytes = bytes.fp32,
-                                                  .grad_bytes = bytes.grad,
-                                                  .narrow_output = bytes.narrow_output});
-  regions.staging = StagingRegionBytes(topology, options.staging);
-  return regions;
-}
-
 class Solver {
  public:
   explicit Solver(const SizingRequest& request) : request_(request), topology_(request.topology) {
@@ -64,7 +47,6 @@ class Solver {
     for (const SizedGroup& group : request_.groups) {
       bytes_.push_back(internal::BytesOf(group, request_.resident));
       if (bytes_.back().fp32 > bytes_[largest_].fp32) largest_ = bytes_.size() - 1;
-      staged_ = std::max(staged_, StagedBytes(group.layout, group.spec));
       resident_ = resident_ && !bytes_.back().cast;
     }
     wire_seconds_ = internal::WireSeconds(request_.machine, topology_, Largest());
@@ -128,8 +110,7 @@ class Solver {
 
   // From the largest to kMinChunkBytes, halving; only one if it was asked for.
   std::vector<int64_t> Chunks(int passes) const {
-    const int64_t whole =
-        std::max(kStagingAlignment, AlignUp(CeilDiv(staged_, passes), kStagingAlignment));
+    const int64_t whole = WholeBlockBytes(passes);
     int64_t chunk = std::min(whole, request_.chunk_bytes.value_or(request_.machine.chunk_bytes));
     std::vector<int64_t> chunks = {chunk};
     while (!request_.chunk_bytes && topology_.local_ranks > 1 && chunk >= 2 * kMinChunkBytes) {
@@ -137,6 +118,22 @@ class Solver {
       chunks.push_back(chunk);
     }
     return chunks;
+  }
+
+  // What one peer stages for one destination block; at least a cache line of every row.
+  int64_t WholeBlockBytes(int passes) const {
+    const int rows = std::max({topology_.local_ranks, request_.machine.max_round_width,
+                               request_.round_width.value_or(1)});
+    int64_t bytes = rows * kStagingAlignment;
+    for (const SizedGroup& group : request_.groups) {
+      ReduceScatterOptions options = sizing_.reduce_scatter;
+      options.passes = passes;
+      const internal::ShardSpan span(group.layout, group.spec);
+      const internal::ReductionShape shape(span, group.spec, topology_, options);
+      const int64_t item = internal::BytesOf(group, true).grad_item;
+      bytes = std::max(bytes, shape.rows() * shape.part() * item);
+    }
+    return AlignUp(bytes, kStagingAlignment);
   }
 
   void ChooseByMemory() {
@@ -182,7 +179,7 @@ class Solver {
   void AddReserved(const SizedGroup& group, int passes) {
     ReduceScatterOptions options = sizing_.reduce_scatter;
     options.passes = passes;
-    RegionBytes regions = ReservedRegions(group, topology_, options);
+    RegionBytes regions = ReduceScatterRegions(group.layout, group.spec, topology_, options);
     regions.stage = AllGatherRegions(group.layout, topology_, sizing_.all_gather).stage;
     sizing_.reserved.regions = Larger(sizing_.reserved.regions, regions);
     sizing_.reserved.landings =
@@ -229,7 +226,7 @@ class Solver {
 
   void ExplainChunk(const Candidate& wanted, const Candidate& chosen, const std::string& limit) {
     std::string why = fmt::format("{} slots a peer", request_.machine.staging_slots);
-    const int64_t whole = CeilDiv(staged_, chosen.passes);
+    const int64_t whole = WholeBlockBytes(chosen.passes);
     if (request_.chunk_bytes) {
       why += "; asked for";
     } else if (chosen.chunk_bytes >= whole) {
@@ -302,6 +299,7 @@ class Solver {
                                          .fp32_bytes = bytes.fp32,
                                          .grad_bytes = bytes.grad,
                                          .cast = !resident_,
+                                         .mixed_grads = bytes.mixed_grads,
                                          .narrow_output = bytes.narrow_output};
     sizing_.full_landing_bytes = topology_.Ranks() * bytes.shard;
     sizing_.formula.regions = internal::FormulaRegions(shape);
@@ -315,7 +313,6 @@ class Solver {
   const Topology topology_;
   std::vector<GroupBytes> bytes_;
   size_t largest_ = 0;
-  int64_t staged_ = 0;
   bool resident_ = true;
   double wire_seconds_ = 0;
   internal::RoundWidth round_;

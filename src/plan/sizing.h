@@ -12,11 +12,12 @@ namespace tide::internal {
 
 // What one group asks of a lane, bytes of one rank.
 struct GroupBytes {
-  int64_t shard = 0;      // S
-  int64_t fp32 = 0;       // S_fp32
-  int64_t grad = 0;       // S_grad
-  int64_t grad_item = 0;  // b_grad: the widest
-  bool cast = false;      // a shard differs from the gather dtype, or isn't resident
+  int64_t shard = 0;         // S
+  int64_t fp32 = 0;          // S_fp32
+  int64_t grad = 0;          // S_grad
+  int64_t grad_item = 0;     // b_grad: the widest
+  bool cast = false;         // a shard differs from the gather dtype, or isn't resident
+  bool mixed_grads = false;  // of several dtypes
   bool narrow_output = false;
 };
 GroupBytes BytesOf(const SizedGroup& group, bool resident);

@@ -19,24 +19,27 @@ bool Square(const Topology& topology, Placement placement) {
   return topology.nodes > 1 && topology.local_ranks > 1 && placement == Placement::kLatinSquare;
 }
 
-std::vector<int> WidthsFor(const Topology& topology, Placement placement) {
-  if (Square(topology, placement)) return AllowedWaveWidths(topology);
-  std::vector<int> widths;
-  for (int width = 1; width <= WidestWave(topology); ++width) widths.push_back(width);
-  return widths;
-}
-
-// Why `width` is not among the allowed ones.
-std::string WidthObstacle(const Topology& topology, int width) {
-  const int widest = WidestWave(topology);
-  if (width < 1 || width > widest) {
-    return fmt::format("a wave holds 1 to {} contributors", widest);
+// Why waves of `width` are impossible, and what would be allowed; empty if they are possible.
+std::string WidthObstacle(const Topology& topology, Placement placement, int width) {
+  if (!Square(topology, placement)) {
+    const int most = std::max(WidestWave(topology), topology.nodes);
+    if (width >= 1 && width <= most) return {};
+    return fmt::format("a wave holds at least one contributor; allowed: 1 to {}", most);
   }
-  const auto pair = FindCollision(topology, CutIntoWaves(topology, width));
-  return fmt::format(
-      "contributors {} and {} of one wave would meet on one local rank "
-      "(latin_square, M = {}, L = {})",
-      pair[0], pair[1], topology.nodes, topology.local_ranks);
+  const std::vector<int> allowed = AllowedWaveWidths(topology);
+  if (std::find(allowed.begin(), allowed.end(), width) != allowed.end()) return {};
+  std::string rule = fmt::format(
+      "latin_square gives each contributor of a wave its own of {} local "
+      "ranks",
+      topology.local_ranks);
+  if (width >= 1 && width <= topology.local_ranks) {
+    const auto pair = FindCollision(topology, CutIntoWaves(topology, width));
+    rule = fmt::format(
+        "contributors {} and {} of one wave would meet on one local rank "
+        "(latin_square, M = {}, L = {})",
+        pair[0], pair[1], topology.nodes, topology.local_ranks);
+  }
+  return fmt::format("{}; allowed: {}", rule, fmt::join(allowed, ", "));
 }
 
 }  // namespace
@@ -97,14 +100,11 @@ Chosen<Placement> ChoosePlacement(const SizingRequest& request) {
 Chosen<int> ChooseWaveWidth(const SizingRequest& request, Placement placement) {
   const Topology& topology = request.topology;
   const int width = request.wave_width.value_or(WidestWave(topology));
-  const std::vector<int> allowed = WidthsFor(topology, placement);
-  if (std::find(allowed.begin(), allowed.end(), width) == allowed.end()) {
-    Refuse(fmt::format("wave width {}: {}; allowed: {}", width, WidthObstacle(topology, width),
-                       fmt::join(allowed, ", ")));
-  }
+  const std::string obstacle = WidthObstacle(topology, placement, width);
+  if (!obstacle.empty()) Refuse(fmt::format("wave width {}: {}", width, obstacle));
   return {width, fmt::format("{}; {} contributors in waves of at most {}: {}",
                              request.wave_width ? "asked for" : "as many as one landing adds",
-                             topology.nodes, width, WavesOf(topology, width).size())};
+                             topology.nodes, width, CutIntoWaves(topology, width).size())};
 }
 
 std::string SlotReuseObstacle(const std::vector<SizedGroup>& groups) {

@@ -30,6 +30,7 @@ GroupBytes BytesOf(const SizedGroup& group, bool resident) {
     const auto item = static_cast<int64_t>(ItemSize(group.spec.grad_dtypes[i]));
     bytes.fp32 += 4 * elems;
     bytes.grad += item * elems;
+    bytes.mixed_grads |= bytes.grad_item != 0 && item != bytes.grad_item;
     bytes.grad_item = std::max(bytes.grad_item, item);
   }
   bytes.narrow_output = group.spec.output_dtype != DType::kF32;
@@ -37,7 +38,7 @@ GroupBytes BytesOf(const SizedGroup& group, bool resident) {
 }
 
 double WireSeconds(const MachineModel& machine, const Topology& topology, const GroupBytes& bytes) {
-  const int64_t block = topology.local_ranks == 1 ? bytes.grad : bytes.fp32;
+  const int64_t block = topology.local_ranks == 1 && !bytes.mixed_grads ? bytes.grad : bytes.fp32;
   return static_cast<double>((topology.nodes - 1) * block) / (machine.nic_gb_per_s * kGiga);
 }
 

@@ -74,7 +74,7 @@ InboxSchedule Planned(const Topology& topology, int width, int passes) {
 TEST(StaleBlocks, AMissingZeroIsFoundInEveryWave) {
   for (const Topology topology : {Topology{9, 8}, Topology{12, 8}, Topology{5, 2}}) {
     for (const int passes : {1, 2}) {
-      const InboxSchedule good = Planned(topology, 0, passes);
+      const InboxSchedule good = Planned(topology, topology.local_ranks, passes);
       ASSERT_TRUE(FindStaleBlock(topology, good).empty());
       for (size_t x = 0; x < good.zeroes.size(); ++x) {
         if (good.zeroes[x] == 0) continue;
@@ -87,7 +87,7 @@ TEST(StaleBlocks, AMissingZeroIsFoundInEveryWave) {
 }
 
 TEST(StaleBlocks, ClearingAPartialIsFound) {
-  InboxSchedule bad = Planned({9, 8}, 0, 1);
+  InboxSchedule bad = Planned({9, 8}, 8, 1);
   bad.zeroes[0] |= bad.writes[0] & -bad.writes[0];
   EXPECT_NE(FindStaleBlock({9, 8}, bad).find("clears a block that it writes"), std::string::npos);
 }

@@ -57,7 +57,7 @@ TEST(MemoryModel, DirectKeepsOneBlockAContributor) {
   shape.wave_width = 4;
   EXPECT_EQ(FormulaRegions(shape).inbox, 4 * 2 * kShard);
   shape.topology.nodes = 3;
-  shape.wave_width = 0;
+  shape.wave_width = 8;
   EXPECT_EQ(FormulaRegions(shape).inbox, 2 * 2 * kShard);
   EXPECT_EQ(FormulaRegions(shape).generations, 1);
 }

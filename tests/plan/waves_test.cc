@@ -24,13 +24,6 @@ TEST(Waves, CutAllContributorsInOrder) {
   }
 }
 
-TEST(Waves, DefaultWidthIsL) {
-  EXPECT_EQ(CutIntoWaves({17, 8}, 0).size(), 3U);
-  EXPECT_EQ(CutIntoWaves({17, 8}, 0).back().count, 1);
-}
-
-TEST(Waves, RefusesMoreContributorsThanLocalRanks) { EXPECT_THROW(CutIntoWaves({9, 4}, 5), Error); }
-
 TEST(Rounds, CoverRemoteContributorsOnceInsideTheirWave) {
   for (int nodes = 1; nodes <= 40; ++nodes) {
     for (int width = 1; width <= 8; ++width) {
