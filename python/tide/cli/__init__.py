@@ -1,4 +1,4 @@
-"""The command line: `tide info`, `tide bench ...`."""
+"""The command line: `tide info`, `tide plan`, `tide verify`, `tide bench ...`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from tide.cli.plan import plan
+from tide.cli.verify import verify
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout."
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
+app.command()(plan)
+app.command()(verify)
 
 Ranks = Annotated[int, typer.Option(min=2, help="processes of this machine")]
 Rounds = Annotated[int, typer.Option(min=1, help="measured rounds, warm-up apart")]
