@@ -261,7 +261,12 @@ class Solver {
         HumanBytes(limit), tried, NameOf(options.mode), options.passes,
         HumanBytes(options.staging.slot_bytes), HumanBytes(memory.live()), HumanBytes(fixed),
         HumanBytes(memory.regions.reduce_scatter()), HumanBytes(memory.gradients),
-        options.mode == Mode::kInPlace ? "allow slot_reuse, " : ""));
+        SlotReuseWouldHelp() ? "allow slot_reuse, " : ""));
+  }
+
+  bool SlotReuseWouldHelp() const {
+    return sizing_.reduce_scatter.mode == Mode::kInPlace &&
+           internal::SlotReuseObstacle(request_.groups).empty();
   }
 
   const std::string& LargestName() const { return request_.groups[largest_].layout.name(); }

@@ -15,9 +15,15 @@ using internal::FindStaleBlock;
 using internal::InboxSchedule;
 using internal::PlannedInbox;
 
+// The default options, checked once.
+const ExhaustiveResult& Default() {
+  static const ExhaustiveResult result = VerifyExhaustive();
+  return result;
+}
+
 // Numbers of the paper, appendix D.
 TEST(Exhaustive, RejectsTheColliding1023Of8184Pairs) {
-  const ExhaustiveResult result = VerifyExhaustive();
+  const ExhaustiveResult& result = Default();
   EXPECT_EQ(result.pairs, 8184);
   EXPECT_EQ(result.rejected.size(), 1023U);
   EXPECT_EQ(result.variants, 6);
@@ -49,7 +55,7 @@ TEST(Exhaustive, RejectsExactlyTheWidthsThatStraddleAMultipleOfL) {
       if (multiple >= first) ++expected;
     }
   }
-  const ExhaustiveResult result = VerifyExhaustive();
+  const ExhaustiveResult& result = Default();
   EXPECT_EQ(result.rejected.size(), expected);
   for (const RejectedPair& pair : result.rejected) {
     EXPECT_NE(8 % pair.wave_width, 0);
@@ -100,6 +106,74 @@ TEST(StaleBlocks, TheGenerationMattersNotTheWaveBefore) {
     bad.zeroes[x] = bad.writes[x - 1] & ~bad.writes[x];
   }
   EXPECT_FALSE(FindStaleBlock(topology, bad).empty());
+}
+
+// What the planner's programs do to the inboxes of node 0, gathered from all ranks.
+InboxSchedule FromPrograms(const Topology& topology, int width, int passes) {
+  const int L = topology.local_ranks;
+  const GroupLayout layout("g", {{"p", 192 * L * topology.Ranks(), 1, DType::kBF16}},
+                           topology.Ranks());
+  const ReduceScatterSpec spec{.params = {0}, .grad_dtypes = {DType::kBF16}};
+  ReduceScatterOptions options;
+  options.placement = Placement::kLatinSquare;
+  options.wave_width = width;
+  options.passes = passes;
+  options.staging.slot_bytes = 4096;
+  const auto waves = static_cast<size_t>((topology.nodes + width - 1) / width);
+  InboxSchedule schedule;
+  schedule.generations = ReduceScatterRegions(layout, spec, topology, options).generations;
+  schedule.writes.resize(waves * static_cast<size_t>(passes));
+  schedule.zeroes.resize(schedule.writes.size());
+  const auto mark = [&](std::vector<internal::BlockMask>& masks, size_t x, int local,
+                        const Program& program, const Ref& dst) {
+    const Buffer& buffer = program.buffers[static_cast<size_t>(dst.buffer)];
+    ASSERT_EQ(buffer.kind, BufferKind::kInbox);
+    ASSERT_EQ(buffer.index, static_cast<int>(x) % schedule.generations);
+    masks[x] |= internal::BlockMask{1} << (local * L + dst.offset / (buffer.bytes / L));
+  };
+  for (int rank = 0; rank < topology.Ranks(); ++rank) {
+    const Program program = PlanReduceScatter(layout, spec, topology, rank, options);
+    size_t landed = 0;
+    int sent = 0;
+    for (const Operation& op : program.operations) {
+      if (op.kind == OpKind::kPut) {
+        const int c = sent % (topology.nodes - 1) + 1;
+        const size_t x = static_cast<size_t>(sent / (topology.nodes - 1)) * waves +
+                         static_cast<size_t>((c - 1) / width);
+        ++sent;
+        if (topology.Node(op.peer) == 0) {
+          mark(schedule.writes, x, topology.Local(op.peer), program, op.puts[0].dst);
+        }
+      }
+      if (topology.Node(rank) != 0) continue;
+      const bool own = op.kind == OpKind::kCopy && op.peer == rank;
+      if (own || op.kind == OpKind::kZero) {
+        for (const Piece& piece : op.pieces) {
+          mark(own ? schedule.writes : schedule.zeroes, landed, topology.Local(rank), program,
+               piece.dst);
+        }
+      }
+      landed += op.kind == OpKind::kLand ? 1 : 0;
+    }
+  }
+  return schedule;
+}
+
+TEST(Exhaustive, SimulatesWhatThePlannerPlans) {
+  for (const int local : {2, 4}) {
+    for (const int nodes : {2, 3, 4, 5, 7, 9, 12}) {
+      const Topology topology{nodes, local};
+      for (const int width : AllowedWaveWidths(topology)) {
+        for (const int passes : {1, 2, 3}) {
+          const InboxSchedule planned = FromPrograms(topology, width, passes);
+          const InboxSchedule simulated = PlannedInbox(
+              topology, internal::CutIntoWaves(topology, width), passes, planned.generations);
+          EXPECT_EQ(planned.writes, simulated.writes) << nodes << ' ' << width << ' ' << passes;
+          EXPECT_EQ(planned.zeroes, simulated.zeroes) << nodes << ' ' << width << ' ' << passes;
+        }
+      }
+    }
+  }
 }
 
 TEST(OutboxOverlap, OneBlockLessIsFound) {

@@ -122,17 +122,21 @@ def _call_table(report: dict[str, Any]) -> Any:
 def _connection_table(report: dict[str, Any]) -> Any:
     lane = report["connections"]
     rows = [
-        ("queue pairs to peers", lane["queue_pairs"], lane["queue_pairs_one_communicator"]),
+        (
+            "queue pairs to peers",
+            f"{lane['queue_pairs']:,}",
+            f"{lane['queue_pairs_one_communicator']:,}",
+        ),
         (
             "barrier steps to connect",
-            lane["barrier_steps"],
-            lane["barrier_steps_one_communicator"],
+            f"{lane['barrier_steps']:,}",
+            f"{lane['barrier_steps_one_communicator']:,}",
         ),
         ("progress threads", lane["progress_threads"], lane["progress_threads"]),
     ]
-    header = ("one lane of one rank", "rail communicator", "one communicator over all ranks")
+    header = ("of one rank", "rail communicator", "one communicator over all ranks")
     title = (
-        f"Connections, {lane['contexts']} contexts; all-gather and reduce-scatter have a lane each"
+        f"Connections of one lane, {lane['contexts']} contexts; each collective has its own lane"
     )
     return table(title, header, rows)
 

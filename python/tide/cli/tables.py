@@ -19,11 +19,9 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
 
 
-def table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], **options: Any
-) -> Table:
-    """A table whose cells wrap and are never shortened; every column but the first to the right."""
-    made = Table(title=title, title_justify="left", **options)
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A table whose cells wrap and are never shortened; numbers stand right of the first column."""
+    made = Table(title=title, title_justify="left")
     for index, name in enumerate(header):
         made.add_column(name, overflow="fold", justify="left" if index == 0 else "right")
     for row in rows:

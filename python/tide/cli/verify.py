@@ -11,7 +11,7 @@ from tide.cli.tables import console, fail, table
 
 _WIDTHS = [1, 2, 4]
 _PASSES = [1, 2, 3, 4]
-# With both memory modes 64 variants a pair: the paper counts plans without listing its variants.
+# With both memory modes 64 variants a pair, which the paper's counts need; it lists no variants.
 _PAPER_WIDTHS = list(range(1, 33))
 
 
