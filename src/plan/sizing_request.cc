@@ -24,7 +24,7 @@ std::string WidthObstacle(const Topology& topology, Placement placement, int wid
   if (!Square(topology, placement)) {
     const int most = std::max(WidestWave(topology), topology.nodes);
     if (width >= 1 && width <= most) return {};
-    return fmt::format("a wave holds at least one contributor; allowed: 1 to {}", most);
+    return fmt::format("a wave holds 1 to max(L, M) contributors; allowed: 1 to {}", most);
   }
   const std::vector<int> allowed = AllowedWaveWidths(topology);
   if (std::find(allowed.begin(), allowed.end(), width) != allowed.end()) return {};
