@@ -115,14 +115,19 @@ void CheckSignals() {
 // The communicator, closable before its Python object dies.
 class PyCommunicator {
  public:
-  PyCommunicator(int rank, int world, nb::callable exchange, double timeout,
-                 int64_t max_staging_slot, int staging_slots) {
+  PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
+                 int64_t max_staging_slot, const std::string& placement, const std::string& mode,
+                 int round_width, int passes) {
     PythonBootstrap bootstrap(rank, world, std::move(exchange));
     tide::CommunicatorOptions options;
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
-    options.max_staging_slot_bytes = max_staging_slot;
-    options.staging_slots = staging_slots;
+    options.nodes = nodes;
+    options.reduce_scatter.staging.slot_bytes = max_staging_slot;
+    options.reduce_scatter.placement = tide::ParsePlacement(placement);
+    options.reduce_scatter.mode = tide::ParseMode(mode);
+    options.reduce_scatter.round_width = round_width;
+    options.reduce_scatter.passes = passes;
     options.check_interrupt = &CheckSignals;
     const nb::gil_scoped_release release;
     communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
@@ -221,9 +226,11 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
-      .def(nb::init<int, int, nb::callable, double, int64_t, int>(), nb::arg("rank"),
-           nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
-           nb::arg("max_staging_slot") = 0, nb::arg("staging_slots") = 1)
+      .def(nb::init<int, int, nb::callable, double, int, int64_t, const std::string&,
+                    const std::string&, int, int>(),
+           nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
+           nb::arg("nodes") = 1, nb::arg("max_staging_slot") = 0, nb::arg("placement") = "direct",
+           nb::arg("mode") = "in_place", nb::arg("round_width") = 2, nb::arg("passes") = 1)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
@@ -236,8 +243,16 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
           },
           nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "reserve_staging",
-          [](PyCommunicator& self, int64_t bytes) { self.get().ReserveStaging(bytes); },
+          "reserve",
+          [](PyCommunicator& self,
+             const std::vector<std::tuple<int, std::vector<int>, int>>& needs) {
+            std::vector<tide::GroupNeed> groups;
+            groups.reserve(needs.size());
+            for (const auto& [group, grads, output] : needs) {
+              groups.push_back({group, ToDTypes(grads), ToDType(output)});
+            }
+            self.get().Reserve(groups);
+          },
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "register_group",
@@ -258,11 +273,6 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
              offsets.reserve(params.size());
              for (const auto& param : params) offsets.push_back(param.landing_offset);
              return offsets;
-           })
-      .def("staging_bytes",
-           [](PyCommunicator& self, int group, const std::vector<int>& params,
-              const std::vector<int>& dtypes) {
-             return tide::StagedBytes(self.get().layout(group), {params, ToDTypes(dtypes)});
            })
       .def_prop_ro("poisoned", [](PyCommunicator& self) { return self.get().poisoned(); })
       .def("last_call",

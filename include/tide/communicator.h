@@ -22,6 +22,7 @@
 #include "tide/bootstrap.h"
 #include "tide/dtype.h"
 #include "tide/layout.h"
+#include "tide/plan.h"
 
 namespace tide {
 
@@ -30,10 +31,10 @@ struct CommunicatorOptions {
   int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
-  // Upper bound of one staging slot; larger calls go in chunks. 0: no bound, one chunk a call.
-  int64_t max_staging_slot_bytes = 0;
-  // Staging slots a peer. More than one only helps calls of several chunks.
-  int staging_slots = 1;
+  AllGatherOptions all_gather;
+  // staging.slot_bytes is the upper bound of one staging slot: what does not fit goes in chunks. 0:
+  // as much as one sibling contributes to one rank.
+  ReduceScatterOptions reduce_scatter;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
   std::function<void()> check_interrupt = [] {};
 };
@@ -67,6 +68,13 @@ struct ReduceScatterCall {
   DType output_dtype = DType::kF32;
   float scale = 1.0F;
   bool accumulate = false;
+};
+
+// What a group's reduce-scatters look like at most; grad_dtypes: one a parameter.
+struct GroupNeed {
+  int group = -1;
+  std::vector<DType> grad_dtypes;
+  DType output_dtype = DType::kF32;
 };
 
 // Times of the last call on this rank, seconds. Wait is the part in which nothing could move.
@@ -103,8 +111,9 @@ class Communicator {
 
   // Collective. Throws Error(kOutOfMemory) on every rank when it does not fit on one of them.
   SegmentView AddSegment(int64_t bytes, const std::string& label);
-  // Collective. Makes room to stage `bytes` from each peer; smaller than before is a no-op.
-  void ReserveStaging(int64_t bytes_per_peer);
+  // Collective. Makes room in the temporary regions for the collectives of these groups. A call of
+  // a group for which there is no room makes it by itself, at the cost of a barrier.
+  void Reserve(const std::vector<GroupNeed>& needs);
 
   void AllGather(const AllGatherCall& call);
   void ReduceScatter(const ReduceScatterCall& call);

@@ -6,6 +6,7 @@
 #define TIDE_PLAN_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tide/layout.h"
@@ -29,7 +30,8 @@ struct AllGatherOptions {
   // Heads of all rounds of a call together, bytes; the receiver confirms a round when its heads
   // have arrived (paper, section 3.1). 0: no heads, a round is confirmed when it has arrived.
   int64_t head_bytes = int64_t{8} << 20;
-  // A transfer is striped over as many contexts of the rail as get at least `min_stripe_bytes` each.
+  // A transfer is striped over as many contexts of the rail as get at least `min_stripe_bytes`
+  // each.
   int contexts = 4;
   int64_t min_stripe_bytes = int64_t{256} << 10;
   // The shards lie packed in one symmetric region, so that the rail can read them in place.
@@ -45,6 +47,13 @@ enum class Placement : uint8_t {
 
 // Where gradients lie while they are reduced, and so how deep the outbox is (paper, section 5.3).
 enum class Mode : uint8_t { kInPlace, kSlotReuse };
+
+// "direct", "latin_square"; "in_place", "slot_reuse". Throw Error(kInvalidArgument) for other
+// words.
+Placement ParsePlacement(const std::string& word);
+Mode ParseMode(const std::string& word);
+const char* Name(Placement placement);
+const char* Name(Mode mode);
 
 // Constants of the reduce-scatter lane; passes alone may differ from group to group.
 struct ReduceScatterOptions {

@@ -113,8 +113,7 @@ Planner::OwnShards Planner::Own(const Place& place) const {
     if (dtypes_[i] == param.shape.dtype) {
       own.copies.push_back({dst, {shards_[i], 0}, param.shard_bytes});
     } else {
-      own.casts.push_back(
-          {dst, {shards_[i], 0}, param.shard_elems, param.shape.dtype, dtypes_[i]});
+      own.casts.push_back({dst, {shards_[i], 0}, param.shard_elems, param.shape.dtype, dtypes_[i]});
     }
   }
   return own;

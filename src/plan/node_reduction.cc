@@ -1,7 +1,11 @@
 #include "plan/node_reduction.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "tide/error.h"
 
 namespace tide::internal {
 
@@ -15,6 +19,11 @@ NodeReduction::NodeReduction(Builder* builder, const ShardSpan& span, const Redu
       push_(builder->AddQueue("push")),
       sum_(builder->AddQueue("sum")),
       pushed_(static_cast<size_t>(builder->siblings())) {
+  if (builder_.siblings() > 1 && staging.slot_bytes < kStagingAlignment) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("staging slot: expected at least {} bytes, got {}", kStagingAlignment,
+                            staging.slot_bytes));
+  }
   for (int i = 0; i < span.participants(); ++i) {
     const ParamShape& shape_of = span.param(i).shape;
     gradients_.push_back(builder_.AddBuffer(BufferKind::kGradient, i,
@@ -156,8 +165,7 @@ void NodeReduction::Sum(const Unit& unit, const Chunk& chunk, const Target& to) 
 
 // Buffers are named by distance, so they lie at equal offsets on all ranks and a rank keeps none
 // for itself.
-Ref NodeReduction::Staged(int filler, int owner, int64_t use, const StagedRun& run,
-                          int row) const {
+Ref NodeReduction::Staged(int filler, int owner, int64_t use, const StagedRun& run, int row) const {
   const int distance = (filler - owner + builder_.siblings()) % builder_.siblings();
   return {staged_[static_cast<size_t>(distance) - 1],
           use % staging_.slots * staging_.slot_bytes + run.slot_offset + row * run.stride};

@@ -83,14 +83,14 @@ void RailReduction::Begin() {
   output_.Begin(land_);
 }
 
-// The pieces of a contributor's transfer. Sender and receiver have the same local rank, so they mean
-// the same sub-slice and cut it alike.
+// The pieces of a contributor's transfer. Sender and receiver have the same local rank, so they
+// mean the same sub-slice and cut it alike.
 std::vector<PutPiece> RailReduction::Cut(int contributor, int pass) const {
   const int wave = (contributor - 1) / shape_.waves()[0].count;
   const Instance instance = shape_.At(pass * static_cast<int>(shape_.waves().size()) + wave);
-  const int64_t block =
-      shape_.latin() ? SubSlice(builder_.topology(), builder_.local(), contributor)
-                     : contributor - shape_.waves()[static_cast<size_t>(wave)].first;
+  const int64_t block = shape_.latin()
+                            ? SubSlice(builder_.topology(), builder_.local(), contributor)
+                            : contributor - shape_.waves()[static_cast<size_t>(wave)].first;
   const int64_t slot = Block(pass, contributor) % shape_.outbox_blocks();
   const int64_t length = Part(contributor, pass).length();
   Run run{{inbox_[static_cast<size_t>(instance.generation)], block * shape_.block_bytes()},
@@ -106,8 +106,8 @@ void RailReduction::WaitForCredit(int contributor, const Instance& instance) {
   if (instance.index >= shape_.generations()) {
     value = ++credits_[g][static_cast<size_t>(contributor)];
   }
-  builder_.Wait(
-      rail_, {CounterKind::kCredit, builder_.RailPeer(contributor), instance.generation}, value);
+  builder_.Wait(rail_, {CounterKind::kCredit, builder_.RailPeer(contributor), instance.generation},
+                value);
 }
 
 void RailReduction::Send(const Round& round, int pass, const std::vector<Event>& filled) {

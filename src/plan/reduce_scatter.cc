@@ -199,8 +199,8 @@ class Planner {
   NodeReduction level1_;
   std::optional<RailReduction> level2_;
   std::vector<Unit> units_;
-  size_t next_ = 0;          // unit
-  int reduced_blocks_ = 0;   // of the units before it
+  size_t next_ = 0;         // unit
+  int reduced_blocks_ = 0;  // of the units before it
   bool read_done_ = false;
   std::vector<Event> filled_;  // by unit
   std::vector<Event> own_;     // by pass

@@ -80,7 +80,7 @@ ReductionShape::ReductionShape(const ShardSpan& span, const ReduceScatterSpec& s
   needs_accumulator_ = spec.output_dtype != DType::kF32 && waves_.size() > 1;
 
   const bool single = instances() == 1;
-  generations_ = options.generations > 0 ? options.generations
+  generations_ = options.generations > 0              ? options.generations
                  : single && topology.local_ranks > 1 ? 1
                                                       : 2;
   outbox_blocks_ = remote_blocks();

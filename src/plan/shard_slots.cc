@@ -46,8 +46,8 @@ ShardSlots::ShardSlots(Builder* builder, const GroupLayout& layout, int landing,
     offset += AlignUp(param.shard_bytes, kStagingAlignment);
   }
   if (resident) resident_ = builder_.AddBuffer(BufferKind::kResident, 0, slot_bytes_);
-  stage_ = builder_.AddBuffer(BufferKind::kStage, 0,
-                              StageBytes(layout, builder_.topology(), resident));
+  stage_ =
+      builder_.AddBuffer(BufferKind::kStage, 0, StageBytes(layout, builder_.topology(), resident));
 }
 
 Ref ShardSlots::At(int slot, int64_t offset) const {

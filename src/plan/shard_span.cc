@@ -73,8 +73,7 @@ std::vector<SpanRun> ShardSpan::Runs(Interval interval) const {
 }
 
 int64_t ShardSpan::LiveElems(const SpanRun& run, int rank) const {
-  const int64_t live =
-      layout_.LiveElems(spec_.params[static_cast<size_t>(run.participant)], rank);
+  const int64_t live = layout_.LiveElems(spec_.params[static_cast<size_t>(run.participant)], rank);
   return std::clamp<int64_t>(live - run.first_elem, 0, run.elems);
 }
 
@@ -86,8 +85,7 @@ int64_t ShardSpan::StagedBytes() const {
   return bytes;
 }
 
-std::vector<Chunk> ShardSpan::CutIntoChunks(Interval interval, int rows,
-                                            int64_t slot_bytes) const {
+std::vector<Chunk> ShardSpan::CutIntoChunks(Interval interval, int rows, int64_t slot_bytes) const {
   const int64_t capacity = slot_bytes > 0 ? slot_bytes / kStagingAlignment * kStagingAlignment
                                           : std::numeric_limits<int64_t>::max();
   if (capacity < rows * kStagingAlignment) {

@@ -9,6 +9,7 @@
 
 #include "fabric/fabric.h"
 #include "fabric/host/host_fabric.h"
+#include "run/arena.h"
 #include "run/call_key.h"
 #include "tide/error.h"
 #include "tide/plan.h"
@@ -27,8 +28,18 @@ struct Group {
   int64_t hash = 0;  // of the name and all shapes
 };
 
-int64_t HashLayout(const GroupLayout& layout) {
+// Everything about a group that must be equal on all ranks, the options of its plans included.
+int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options) {
   CallKey key;
+  const ReduceScatterOptions& reduce = options.reduce_scatter;
+  for (const int64_t word :
+       {options.all_gather.head_bytes, int64_t{options.all_gather.contexts},
+        options.all_gather.min_stripe_bytes, static_cast<int64_t>(reduce.placement),
+        static_cast<int64_t>(reduce.mode), int64_t{reduce.wave_width}, int64_t{reduce.round_width},
+        int64_t{reduce.passes}, int64_t{reduce.generations}, int64_t{reduce.contexts},
+        reduce.min_stripe_bytes, reduce.staging.slot_bytes, int64_t{reduce.staging.slots}}) {
+    key.Add(word);
+  }
   key.Add(layout.name());
   key.Add(layout.ranks());
   for (const ParamLayout& param : layout.params()) {
@@ -58,9 +69,9 @@ class TraceRecorder final : public TraceSink {
 class Communicator::Impl {
  public:
   Impl(Bootstrap& bootstrap, const CommunicatorOptions& options)
-      : options_(options), fabric_(std::make_unique<host::HostFabric>(bootstrap, options)) {
-    staging_.slots = std::max(options.staging_slots, 1);
-  }
+      : options_(options),
+        fabric_(std::make_unique<host::HostFabric>(bootstrap, options)),
+        arena_(fabric_.get(), options.all_gather, options.reduce_scatter) {}
 
   Fabric& fabric() { return *fabric_; }
   const Group& group(int id) const {
@@ -75,24 +86,18 @@ class Communicator::Impl {
   int RegisterGroup(const std::string& name, const std::vector<ParamShape>& shapes) {
     auto group =
         std::make_unique<Group>(Group{GroupLayout(name, shapes, fabric_->topology().Ranks())});
-    group->hash = HashLayout(group->layout);
+    group->hash = HashGroup(group->layout, options_);
     groups_.push_back(std::move(group));
     return static_cast<int>(groups_.size()) - 1;
   }
 
-  void ReserveStaging(int64_t bytes_per_peer) {
-    int64_t slot = AlignUp(std::max<int64_t>(bytes_per_peer, 1), kStagingAlignment);
-    if (options_.max_staging_slot_bytes > 0) {
-      slot = std::min(slot, AlignUp(options_.max_staging_slot_bytes, kStagingAlignment));
+  void Reserve(const std::vector<GroupNeed>& needs) {
+    std::vector<internal::Arena::Need> sized;
+    for (const GroupNeed& need : needs) {
+      const GroupLayout& layout = group(need.group).layout;
+      sized.push_back({&layout, WholeGroup(layout, need.grad_dtypes, need.output_dtype)});
     }
-    if (slot <= staging_.slot_bytes || fabric_->topology().Ranks() == 1) return;
-    StagingOptions larger = staging_;
-    larger.slot_bytes = slot;
-    staging_segment_ = fabric_->AddSegment(StagingRegionBytes(fabric_->topology(), larger),
-                                           "reduce-scatter staging");
-    staging_ = larger;
-    programs_.clear();  // they name offsets of the old region
-    floors_.clear();
+    if (arena_.Reserve(sized)) ForgetPrograms();
   }
 
   void AllGather(const AllGatherCall& call, bool synchronised) {
@@ -103,13 +108,19 @@ class Communicator::Impl {
     key_.Add(static_cast<int64_t>(Collective::kAllGather));
     key_.Add(group.hash);
     key_.Add(call.shard_dtypes);
+    if (!arena_.HoldsAllGather(group.layout)) {
+      RollCall("all_gather", call.group, nullptr);
+      if (arena_.ReserveAllGather(group.layout)) ForgetPrograms();
+    }
     const Program& program = Lookup(synchronised, [&] {
-      return PlanAllGather(group.layout, call.shard_dtypes, fabric_->topology(), fabric_->rank());
+      return PlanAllGather(group.layout, call.shard_dtypes, fabric_->topology(), fabric_->rank(),
+                           arena_.all_gather());
     });
     key_.Add(call.landing.segment);
     key_.Add(call.landing.offset);
     Bind(program, [&](const Buffer& buffer) -> BufferAddress {
       if (buffer.kind == BufferKind::kLanding) return {nullptr, call.landing};
+      if (buffer.kind != BufferKind::kShard) return arena_.Address(buffer);
       return {const_cast<void*>(call.shards[static_cast<size_t>(buffer.index)]), {}};
     });
     binding_.scale = 1.0F;
@@ -124,7 +135,10 @@ class Communicator::Impl {
                   fmt::format("reduce_scatter of group '{}': {} parameters but {} gradients",
                               group.layout.name(), call.params.size(), call.gradients.size()));
     }
-    if (staging_.slot_bytes == 0) ReserveStaging(StagedBytes(group.layout, spec));
+    // Banks alternate, so that a call's reads overlap the sends of the call before.
+    if (fabric_->topology().nodes > 1 && synchronised) {
+      spec.bank = static_cast<int>(reduce_scatters_++ % 2);
+    }
     key_.Clear();
     key_.Add(static_cast<int64_t>(Collective::kReduceScatter));
     key_.Add(group.hash);
@@ -132,9 +146,14 @@ class Communicator::Impl {
     key_.Add(call.grad_dtypes);
     key_.Add(static_cast<int64_t>(call.output_dtype));
     key_.Add(static_cast<int64_t>(call.accumulate));
+    key_.Add(spec.bank);
+    if (!arena_.HoldsReduceScatter(group.layout, spec)) {
+      RollCall("reduce_scatter", call.group, &call.params);
+      if (arena_.Reserve({{&group.layout, spec}})) ForgetPrograms();
+    }
     const Program& program = Lookup(synchronised, [&] {
       return PlanReduceScatter(group.layout, spec, fabric_->topology(), fabric_->rank(),
-                               {.staging = staging_});
+                               arena_.reduce_scatter());
     });
     int32_t scale_bits = 0;
     std::memcpy(&scale_bits, &call.scale, sizeof scale_bits);
@@ -143,11 +162,10 @@ class Communicator::Impl {
       switch (buffer.kind) {
         case BufferKind::kGradient:
           return {const_cast<void*>(call.gradients[static_cast<size_t>(buffer.index)]), {}};
-        case BufferKind::kStaging:
-          return {nullptr,
-                  {staging_segment_.id, (buffer.index - 1) * staging_.slots * staging_.slot_bytes}};
-        default:
+        case BufferKind::kOutput:
           return {call.output, {}};
+        default:
+          return arena_.Address(buffer);
       }
     });
     binding_.scale = call.scale;
@@ -170,6 +188,28 @@ class Communicator::Impl {
   TraceRecorder trace;
 
  private:
+  static ReduceScatterSpec WholeGroup(const GroupLayout& layout, std::vector<DType> grad_dtypes,
+                                      DType output_dtype) {
+    ReduceScatterSpec spec;
+    for (size_t p = 0; p < layout.params().size(); ++p) spec.params.push_back(static_cast<int>(p));
+    spec.grad_dtypes = std::move(grad_dtypes);
+    spec.output_dtype = output_dtype;
+    return spec;
+  }
+
+  void ForgetPrograms() {  // they name offsets of the old regions
+    programs_.clear();
+    floors_.clear();
+  }
+
+  // Compares the call on all ranks before something collective that is no program happens.
+  void RollCall(const char* collective, int group_id, const std::vector<int>* params) {
+    Program barrier = PlanBarrier(fabric_->topology(), fabric_->rank());
+    barrier.name = collective;
+    binding_.buffers.clear();
+    Execute(barrier, group_id, params, true);
+  }
+
   static void CheckCount(const char* what, const GroupLayout& layout, size_t shards,
                          size_t dtypes) {
     if (shards == layout.params().size() && dtypes == shards) return;
@@ -251,8 +291,8 @@ class Communicator::Impl {
   const CommunicatorOptions options_;
   std::unique_ptr<Fabric> fabric_;
   std::vector<std::unique_ptr<Group>> groups_;
-  StagingOptions staging_;
-  SegmentView staging_segment_;
+  internal::Arena arena_;
+  uint64_t reduce_scatters_ = 0;
   // One sequence over all collectives; 0 is no call.
   uint64_t sequence_ = 0;
   std::map<std::vector<int64_t>, std::unique_ptr<Program>> programs_;
@@ -276,7 +316,7 @@ const GroupLayout& Communicator::layout(int group) const { return impl_->group(g
 SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label) {
   return impl_->fabric().AddSegment(bytes, label);
 }
-void Communicator::ReserveStaging(int64_t bytes_per_peer) { impl_->ReserveStaging(bytes_per_peer); }
+void Communicator::Reserve(const std::vector<GroupNeed>& needs) { impl_->Reserve(needs); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }
 void Communicator::ReduceScatter(const ReduceScatterCall& call) {
   impl_->ReduceScatter(call, true);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "testing/cases.h"
+#include "testing/checks.h"
 #include "testing/ranks.h"
 #include "tide/communicator.h"
 #include "tide/plan.h"
@@ -14,60 +15,17 @@
 namespace tide {
 namespace {
 
-using testing::RandomValues;
+using testing::Alternate;
+using testing::CheckAllGather;
+using testing::CheckReduceScatter;
+using testing::Gradients;
+using testing::Pointers;
 using testing::RunCommunicators;
 using testing::ShapeCase;
+using testing::Shards;
 using testing::ValueAt;
 
-constexpr unsigned kSeed = 7;
 constexpr int kMaxRanks = 9;
-constexpr int64_t kCanaryBytes = 256;
-constexpr char kCanary = 0x5a;
-
-// One rank's padded shard of every parameter; the same seed gives the same bytes on all ranks.
-std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank) {
-  std::vector<std::vector<char>> shards;
-  std::mt19937 random(kSeed + static_cast<unsigned>(rank));
-  for (const ParamLayout& param : layout.params()) {
-    shards.push_back(RandomValues(random, dtype, param.shard_elems));
-  }
-  return shards;
-}
-
-template <typename Buffers>
-std::vector<const void*> Pointers(const Buffers& buffers) {
-  std::vector<const void*> pointers;
-  // A vector without elements may have no address; the call wants one for buffers of 0 bytes, too.
-  for (const auto& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
-}
-
-void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
-  const int group = comm.RegisterGroup(shape.name, testing::MakeShapes(shape, dtype));
-  const GroupLayout& layout = comm.layout(group);
-  const int64_t bytes = layout.landing_bytes() + 2 * kCanaryBytes;
-  const SegmentView segment = comm.AddSegment(bytes, "landing");
-  std::memset(segment.address, kCanary, static_cast<size_t>(bytes));
-  comm.Barrier();
-  const auto shards = Shards(layout, dtype, comm.rank());
-  comm.AllGather({group,
-                  Pointers(shards),
-                  std::vector<DType>(shards.size(), dtype),
-                  {segment.id, kCanaryBytes}});
-
-  std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
-  for (int rank = 0; rank < comm.topology().Ranks(); ++rank) {
-    const auto theirs = Shards(layout, dtype, rank);
-    for (size_t p = 0; p < theirs.size(); ++p) {
-      const int64_t at = kCanaryBytes + layout.LandingOffset(static_cast<int>(p), rank);
-      std::copy(theirs[p].begin(), theirs[p].end(), expected.begin() + at);
-    }
-  }
-  EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
-      << shape.name << " " << Name(dtype) << " rank " << comm.rank() << " of "
-      << comm.topology().Ranks();
-  comm.Barrier();
-}
 
 TEST(AllGather, ByteExactForAllTypesAndRankCounts) {
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
@@ -105,101 +63,11 @@ TEST(AllGather, CastsShardsOnTheWay) {
   });
 }
 
-// Gradients of one rank: D_p * K_p elements each.
-std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
-                                         const std::vector<DType>& dtypes, int rank) {
-  std::vector<std::vector<char>> gradients;
-  std::mt19937 random(100 + kSeed + static_cast<unsigned>(rank));
-  for (size_t p = 0; p < dtypes.size(); ++p) {
-    const ParamShape& shape = layout.params()[p].shape;
-    gradients.push_back(RandomValues(random, dtypes[p], shape.rows * shape.row_elems));
-  }
-  return gradients;
-}
-
-// The documented order: local ranks in order, the owner last; the scale once; then the old output.
-std::vector<float> Reference(const GroupLayout& layout, const std::vector<DType>& dtypes, int owner,
-                             float scale, const std::vector<float>* old) {
-  std::vector<std::vector<std::vector<char>>> all;
-  for (int rank = 0; rank < layout.ranks(); ++rank) all.push_back(Gradients(layout, dtypes, rank));
-  std::vector<float> out;
-  for (size_t p = 0; p < dtypes.size(); ++p) {
-    const ParamLayout& param = layout.params()[p];
-    const int64_t live = layout.LiveElems(static_cast<int>(p), owner);
-    for (int64_t i = 0; i < param.shard_elems; ++i) {
-      if (i >= live) {
-        out.push_back(0);
-        continue;
-      }
-      const int64_t at = owner * param.shard_elems + i;
-      float sum = 0;
-      bool first = true;
-      for (int rank = 0; rank <= layout.ranks(); ++rank) {
-        if (rank == owner) continue;
-        const int source = rank == layout.ranks() ? owner : rank;
-        const float value = ValueAt(all[static_cast<size_t>(source)][p], dtypes[p], at);
-        sum = first ? value : sum + value;
-        first = false;
-      }
-      sum *= scale;
-      out.push_back(old != nullptr ? (*old)[out.size()] + sum : sum);
-    }
-  }
-  return out;
-}
-
-struct ReduceCase {
-  std::vector<DType> dtypes;
-  float scale = 1.0F;
-  bool accumulate = false;
-};
-
-void CheckReduceScatter(Communicator& comm, const ShapeCase& shape, const ReduceCase& reduce) {
-  const int group = comm.RegisterGroup(shape.name, testing::MakeShapes(shape, DType::kBF16));
-  const GroupLayout& layout = comm.layout(group);
-  const auto gradients = Gradients(layout, reduce.dtypes, comm.rank());
-  std::vector<int> params(gradients.size());
-  int64_t elems = 0;
-  for (size_t p = 0; p < params.size(); ++p) {
-    params[p] = static_cast<int>(p);
-    elems += layout.params()[p].shard_elems;
-  }
-  const auto canary = static_cast<size_t>(kCanaryBytes) / sizeof(float);
-  std::vector<float> output(static_cast<size_t>(elems) + 2 * canary, -7.5F);
-  std::vector<float> old(static_cast<size_t>(elems), 0.25F);
-  if (reduce.accumulate)
-    std::copy(old.begin(), old.end(), output.begin() + static_cast<int64_t>(canary));
-  const auto expected = Reference(layout, reduce.dtypes, comm.rank(), reduce.scale,
-                                  reduce.accumulate ? &old : nullptr);
-  comm.ReduceScatter({group, params, Pointers(gradients), reduce.dtypes, output.data() + canary,
-                      DType::kF32, reduce.scale, reduce.accumulate});
-  size_t at = canary;
-  for (size_t p = 0; p < params.size(); ++p) {
-    const int64_t live = layout.LiveElems(static_cast<int>(p), comm.rank());
-    for (int64_t i = 0; i < layout.params()[p].shard_elems; ++i, ++at) {
-      if (reduce.accumulate && i >= live) continue;  // padding keeps what it had
-      ASSERT_EQ(output[at], expected[at - canary])
-          << shape.name << " parameter " << p << " element " << i;
-    }
-  }
-  for (size_t i = 0; i < canary; ++i) {
-    ASSERT_EQ(output[i], -7.5F);
-    ASSERT_EQ(output[output.size() - 1 - i], -7.5F);
-  }
-}
-
-std::vector<DType> Alternate(size_t count) {
-  std::vector<DType> dtypes;
-  for (size_t p = 0; p < count; ++p) dtypes.push_back(p % 2 == 0 ? DType::kBF16 : DType::kF32);
-  return dtypes;
-}
-
 // Slots of a few lines cut every call into many chunks; the bits must not change.
 void CheckAllShapes(int ranks) {
   for (const auto& [slot_bytes, slots] : {std::pair<int64_t, int>{0, 1}, {1024, 1}, {192, 2}}) {
     CommunicatorOptions options;
-    options.max_staging_slot_bytes = slot_bytes;
-    options.staging_slots = slots;
+    options.reduce_scatter.staging = {slot_bytes, slots};
     RunCommunicators(ranks, options, [](Communicator& comm) {
       for (const ShapeCase& shape : testing::ShapeCases()) {
         const size_t count = shape.rows.size();

@@ -28,9 +28,9 @@ size_t CountersPerPage(const Topology& topology) {
 }
 
 int64_t ControlPageBytes(const Topology& topology) {
-  return AlignUp(CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter) *
-                                                         CountersPerPage(topology)),
-                 4096);
+  return AlignUp(
+      CountersOffset() + static_cast<int64_t>(sizeof(SharedCounter) * CountersPerPage(topology)),
+      4096);
 }
 
 ControlPage::ControlPage(char* memory, const Topology& topology, int owner)

@@ -26,9 +26,8 @@ double Seconds(std::chrono::steady_clock::time_point time) {
 }  // namespace
 
 Executor::Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages,
-                   const AddressSpace& space,
-                   const Watchdog& watchdog, std::chrono::nanoseconds timeout,
-                   std::function<void()> check_interrupt)
+                   const AddressSpace& space, const Watchdog& watchdog,
+                   std::chrono::nanoseconds timeout, std::function<void()> check_interrupt)
     : rank_(rank),
       pages_(pages),
       space_(space),

@@ -27,8 +27,8 @@ class AddressSpace {
 class Executor {
  public:
   // All references outlive the executor; pages are by rank, valid for this rank and its neighbours.
-  Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages, const AddressSpace& space,
-           const Watchdog& watchdog, std::chrono::nanoseconds timeout,
+  Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages,
+           const AddressSpace& space, const Watchdog& watchdog, std::chrono::nanoseconds timeout,
            std::function<void()> check_interrupt);
 
   // Runs the call to its end and advances the counter bases. Returns the seconds in which nothing

@@ -69,8 +69,9 @@ HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
     : sockets_(bootstrap, MakeTopology(bootstrap.world(), options.nodes), options.timeout) {
   ConnectControlPages();
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
-  executor_ = std::make_unique<Executor>(rank(), topology(), pages_, static_cast<const AddressSpace&>(*this),
-                                         *watchdog_, options.timeout, options.check_interrupt);
+  executor_ = std::make_unique<Executor>(rank(), topology(), pages_,
+                                         static_cast<const AddressSpace&>(*this), *watchdog_,
+                                         options.timeout, options.check_interrupt);
 }
 
 void HostFabric::ConnectControlPages() {
@@ -115,8 +116,8 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
       const ReceivedNotice& entry = received[peer];
       if (!sockets_.IsNeighbour(static_cast<int>(peer)) || entry.notice.error_code >= 0) continue;
       segment->mappings[peer] = Mapping(entry.memory.get(), bytes);
-      if (nonce != 0 && std::memcmp(segment->mappings[peer].data(), &entry.notice.nonce,
-                                    sizeof nonce) != 0) {
+      if (nonce != 0 &&
+          std::memcmp(segment->mappings[peer].data(), &entry.notice.nonce, sizeof nonce) != 0) {
         throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
       }
     }

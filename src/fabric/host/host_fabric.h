@@ -17,8 +17,8 @@
 
 namespace tide::host {
 
-// One symmetric allocation: the mappings of this rank's and its neighbours' memory, by rank. Shared by the fabric
-// and by every tensor that lies in it, so that a tensor outlives the fabric.
+// One symmetric allocation: the mappings of this rank's and its neighbours' memory, by rank. Shared
+// by the fabric and by every tensor that lies in it, so that a tensor outlives the fabric.
 struct Segment {
   std::vector<Mapping> mappings;
   int64_t bytes = 0;
