@@ -16,6 +16,7 @@
 
 #include "kernels/host/kernels.h"
 #include "layout/format_bytes.h"
+#include "plan.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
 #include "tide/error.h"
@@ -308,6 +309,7 @@ NB_MODULE(_core, m) {
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);
   BindCollectives(communicator);
+  BindPlan(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
   m.def("format_bytes", &tide::FormatBytes);

@@ -1,4 +1,4 @@
-"""The command line: `tide info`, `tide bench ...`."""
+"""The command line: `tide info`, `tide plan`, `tide verify`, `tide bench ...`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ import typer
 from rich.table import Table
 
 from tide.bench.terminal import make_console, make_progress
+from tide.cli.plan import plan
+from tide.cli.verify import verify
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout."
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
+app.command()(plan)
+app.command()(verify)
 
 Ranks = Annotated[int, typer.Option(min=2, help="processes of this machine")]
 Nodes = Annotated[int, typer.Option(min=1, help="virtual nodes; must divide the ranks")]
