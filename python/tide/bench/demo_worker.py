@@ -177,8 +177,8 @@ def measure_memory(context: Context, config: MemoryConfig) -> MemoryPass:
     trainer = Trainer(context.rank, config.demo, config.through_tide)
     recorder = CallRecorder()
     recorder.install()
-    # The first step allocates what stays: optimizer state, gradients, landing slots.
-    losses = [trainer.step(recorder).loss]
+    # The first steps allocate what stays: optimizer state, landing slots, the heap's holes.
+    losses = [trainer.step(recorder).loss for _ in range(WARM_UP_STEPS)]
     trainer.memory_samples = []
     recorder.after_reduce = trainer.sample_memory
     losses += [trainer.step(recorder).loss for _ in range(_MEMORY_STEPS)]
