@@ -2,6 +2,7 @@
 
 Both trainings live in the same processes and take turns step by step, so that what else happens on
 the machine hits both alike. They share nothing: each has its model, optimizer and random numbers.
+Stock's calls pass TIDE's dispatchers, which adds microseconds to milliseconds.
 """
 
 from __future__ import annotations
