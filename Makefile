@@ -56,7 +56,7 @@ sanitize: setup  ## run the C++ tests under SANITIZE=address,undefined (default)
 	@cmake -G Ninja -S . -B $(BUILD)/$(SANITIZE) -DTIDE_BUILD_TESTS=ON -DTIDE_BUILD_PYTHON=OFF \
 		-DTIDE_SANITIZE=$(SANITIZE) -DTIDE_WERROR=$(WERROR) --log-level=WARNING
 	@cmake --build $(BUILD)/$(SANITIZE) --parallel $(JOBS)
-	@$(PY) scripts/run_tests.py --build $(BUILD)/$(SANITIZE) --cpp-only --scale 5 $(TEST_ARGS)
+	@$(PY) scripts/run_tests.py --build $(BUILD)/$(SANITIZE) --cpp-only --scale 10 $(TEST_ARGS)
 
 lint: compile  ## check format and style of C++ and Python
 	@scripts/setup.sh lint

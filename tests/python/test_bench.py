@@ -173,7 +173,7 @@ def _tiny_demo(steps: int) -> DemoConfig:
 
 @pytest.mark.slow
 def test_taking_turns_changes_no_loss() -> None:
-    config = _tiny_demo(steps=3)
+    config = _tiny_demo(steps=5)
     together = launch(demo_worker.train, 2, config)[0]
     for name, training in together.items():
         memory = demo_worker.MemoryConfig(config, name == "tide")
