@@ -81,7 +81,6 @@ void RailReduction::AwaitSpare(int queue) {
 
 void RailReduction::Begin() {
   builder_.Await(rail_, {EventKind::kGate});
-  builder_.Await(land_, {EventKind::kReady});  // the output may be read at once
   output_.Begin(land_);
 }
 

@@ -46,7 +46,9 @@ void ReductionOutput::Begin(int queue) {
     casts.push_back(
         {At(run), {output_, Elem(run) * item}, run.elems, DType::kF32, spec_.output_dtype});
   }
-  if (!casts.empty()) builder_.Add(queue, OpKind::kCast).casts = std::move(casts);
+  if (casts.empty()) return;
+  builder_.Await(queue, {EventKind::kReady});
+  builder_.Add(queue, OpKind::kCast).casts = std::move(casts);
 }
 
 void ReductionOutput::End(int queue) {

@@ -10,6 +10,8 @@
 namespace tide::verify {
 namespace {
 
+constexpr int kBanks = 2;
+
 // Regions of a lane, which all its calls share; the others belong to one call.
 bool LaneOwned(BufferKind kind) {
   switch (kind) {
@@ -70,8 +72,8 @@ const ProgramCache::Programs& ProgramCache::ReduceScatter(int group, int bank) {
   return programs;
 }
 
-Sequence::Sequence(std::string name, ProgramCache* cache, LandingModel model)
-    : cache_(*cache), setup_(cache->setup()), model_(model) {
+Sequence::Sequence(std::string name, ProgramCache* cache, LandingModel model, int first_bank)
+    : cache_(*cache), setup_(cache->setup()), model_(model), bank_(first_bank) {
   input_.name = std::move(name);
   input_.topology = setup_.topology;
 }
@@ -163,7 +165,7 @@ void Sequence::AllGather(int group, int landing_index, Role role) {
 void Sequence::ReduceScatter(int group, int landing_index, Role role) {
   const VerifyGroup* spec = &setup_.groups[static_cast<size_t>(group)];
   Call& call = NewCall(cache_.ReduceScatter(group, bank_), role);
-  bank_ = 1 - bank_;
+  bank_ = (bank_ + 1) % kBanks;
   const int index = last_call();
   const bool in_landing = landing_index >= 0 && model_ == LandingModel::kRank;
   if (in_landing) {
@@ -260,13 +262,15 @@ std::vector<Input> ReduceScatterSequences(ProgramCache* cache, LandingModel mode
   for (int before = 0; before < groups; ++before) {
     for (int after = 0; after < groups; ++after) {
       // Both banks have been used: the checked call's own and the other one.
-      Sequence chain(fmt::format("reduce_scatter of group {} after worst cases of group {}", after,
-                                 before),
-                     cache, model);
-      chain.ReduceScatter(before, -1, Role::kPredecessor);
-      chain.ReduceScatter(before, -1, Role::kPredecessor);
-      chain.ReduceScatter(after);
-      inputs.push_back(chain.Finish());
+      for (int bank = 0; bank < kBanks; ++bank) {
+        Sequence chain(fmt::format("reduce_scatter of group {} on bank {} after worst cases of "
+                                   "group {}",
+                                   after, bank, before),
+                       cache, model, bank);
+        for (int b = 0; b < kBanks; ++b) chain.ReduceScatter(before, -1, Role::kPredecessor);
+        chain.ReduceScatter(after);
+        inputs.push_back(chain.Finish());
+      }
     }
   }
   return inputs;

@@ -35,7 +35,7 @@ class ProgramCache {
 
 class Sequence {
  public:
-  Sequence(std::string name, ProgramCache* cache, LandingModel model);
+  Sequence(std::string name, ProgramCache* cache, LandingModel model, int first_bank = 0);
 
   // The landing is one of a numbered set.
   void AllGather(int group, int landing, Role role = Role::kChecked);
@@ -67,7 +67,7 @@ class Sequence {
   std::map<std::pair<BufferKind, int>, int> regions_;  // objects of the lanes
   std::vector<CallerStep> frees_;
   std::vector<CallerStep> results_;
-  int bank_ = 0;
+  int bank_;
 };
 
 // The sequences behind VerifyAllGather, VerifyReduceScatter and VerifyTraining.

@@ -22,15 +22,16 @@ inline VerifyGroup MakeGroup(const std::string& name, const ShapeCase& shape, in
   return group;
 }
 
-// Two groups of different size that share one staging region of `slots` slots; slot_bytes 0: each
+// Two groups of different size, large enough that no rank and no sub-slice is empty, the last rank
+// padded. They share one staging region of `slots` slots; slot_bytes 0: each
 // call is one chunk.
 inline VerifySetup MakeSetup(const Topology& topology, DType shard, DType grad, int64_t slot_bytes,
                              int slots) {
   VerifySetup setup;
   setup.topology = topology;
   const int ranks = topology.Ranks();
-  setup.groups.push_back(MakeGroup("layer", {"layer", {13, 3, 8}, 3}, ranks, shard, grad));
-  setup.groups.push_back(MakeGroup("head", {"head", {5, 40}, 5}, ranks, shard, grad));
+  setup.groups.push_back(MakeGroup("layer", {"layer", {2 * ranks - 1, ranks, 3 * ranks}, 64}, ranks, shard, grad));
+  setup.groups.push_back(MakeGroup("head", {"head", {5 * ranks - 1, 2 * ranks}, 53}, ranks, shard, grad));
   for (const VerifyGroup& group : setup.groups) {
     const int64_t whole = StagedBytes(group.layout, group.reduce);
     setup.reduce_scatter.staging.slot_bytes =
