@@ -20,10 +20,16 @@ inline constexpr unsigned kSeed = 7;
 inline constexpr int64_t kCanaryBytes = 256;
 inline constexpr char kCanary = 0x5a;
 
+// Values differ from rank to rank and from call to call.
+inline std::mt19937 Generator(unsigned seed, int rank, int call) {
+  return std::mt19937(seed + static_cast<unsigned>(rank) + 1000U * static_cast<unsigned>(call));
+}
+
 // One rank's padded shard of every parameter; the same seed gives the same bytes on all ranks.
-inline std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank) {
+inline std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank,
+                                             int call = 0) {
   std::vector<std::vector<char>> shards;
-  std::mt19937 random(kSeed + static_cast<unsigned>(rank));
+  std::mt19937 random = Generator(kSeed, rank, call);
   for (const ParamLayout& param : layout.params()) {
     shards.push_back(RandomValues(random, dtype, param.shard_elems));
   }
@@ -47,6 +53,22 @@ std::vector<const void*> Pointers(const Buffers& buffers) {
   return pointers;
 }
 
+// What all ranks' landings hold after the call; bytes that no shard fills are canaries.
+inline std::vector<char> ExpectedLanding(const GroupLayout& layout, DType shard_dtype,
+                                         int call = 0) {
+  std::vector<char> expected(static_cast<size_t>(layout.landing_bytes()), kCanary);
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const auto theirs = Shards(layout, shard_dtype, rank, call);
+    for (size_t p = 0; p < theirs.size(); ++p) {
+      const DType gather = layout.params()[p].shape.dtype;
+      const auto cast = shard_dtype == gather ? theirs[p] : CastToBF16(theirs[p], shard_dtype);
+      std::copy(cast.begin(), cast.end(),
+                expected.begin() + layout.LandingOffset(static_cast<int>(p), rank));
+    }
+  }
+  return expected;
+}
+
 inline void CheckAllGather(Communicator& comm, const std::string& name,
                            const std::vector<ParamShape>& shapes, DType shard_dtype) {
   const int group = comm.RegisterGroup(name, shapes);
@@ -62,15 +84,8 @@ inline void CheckAllGather(Communicator& comm, const std::string& name,
                   {segment.id, kCanaryBytes}});
 
   std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
-  for (int rank = 0; rank < comm.topology().Ranks(); ++rank) {
-    const auto theirs = Shards(layout, shard_dtype, rank);
-    for (size_t p = 0; p < theirs.size(); ++p) {
-      const DType gather = layout.params()[p].shape.dtype;
-      const auto cast = shard_dtype == gather ? theirs[p] : CastToBF16(theirs[p], shard_dtype);
-      const int64_t at = kCanaryBytes + layout.LandingOffset(static_cast<int>(p), rank);
-      std::copy(cast.begin(), cast.end(), expected.begin() + at);
-    }
-  }
+  const std::vector<char> landing = ExpectedLanding(layout, shard_dtype);
+  std::copy(landing.begin(), landing.end(), expected.begin() + kCanaryBytes);
   EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
       << name << " " << Name(shard_dtype) << " rank " << comm.rank() << " of "
       << comm.topology().nodes << " x " << comm.topology().local_ranks;
@@ -83,9 +98,10 @@ inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dty
 
 // Gradients of one rank: D_p * K_p elements each.
 inline std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
-                                                const std::vector<DType>& dtypes, int rank) {
+                                                const std::vector<DType>& dtypes, int rank,
+                                                int call = 0) {
   std::vector<std::vector<char>> gradients;
-  std::mt19937 random(100 + kSeed + static_cast<unsigned>(rank));
+  std::mt19937 random = Generator(100 + kSeed, rank, call);
   for (size_t p = 0; p < dtypes.size(); ++p) {
     const ParamShape& shape = layout.params()[p].shape;
     gradients.push_back(RandomValues(random, dtypes[p], shape.rows * shape.row_elems));
@@ -100,10 +116,11 @@ inline std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
 class ReductionReference {
  public:
   ReductionReference(const GroupLayout& layout, const Topology& topology,
-                     const ReduceScatterOptions& options, const std::vector<DType>& dtypes)
+                     const ReduceScatterOptions& options, const std::vector<DType>& dtypes,
+                     int call = 0)
       : layout_(layout), topology_(topology), options_(options), dtypes_(dtypes) {
     for (int rank = 0; rank < layout.ranks(); ++rank) {
-      all_.push_back(Gradients(layout, dtypes, rank));
+      all_.push_back(Gradients(layout, dtypes, rank, call));
     }
     for (size_t p = 0; p < dtypes.size(); ++p) {
       positions_.push_back(line_);
