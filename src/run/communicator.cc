@@ -89,7 +89,7 @@ class Communicator::Impl {
     StagingOptions larger = staging_;
     larger.slot_bytes = slot;
     staging_segment_ = fabric_->AddSegment(StagingRegionBytes(fabric_->topology(), larger),
-                                           "reduce-scatter staging");
+                                           "reduce-scatter staging", SegmentKind::kPerRank);
     staging_ = larger;
     programs_.clear();  // they name offsets of the old region
     floors_.clear();
@@ -272,8 +272,11 @@ int Communicator::RegisterGroup(const std::string& name, const std::vector<Param
   return impl_->RegisterGroup(name, shapes);
 }
 const GroupLayout& Communicator::layout(int group) const { return impl_->group(group).layout; }
-SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label) {
-  return impl_->fabric().AddSegment(bytes, label);
+SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) {
+  return impl_->fabric().AddSegment(bytes, label, kind);
+}
+const std::string& Communicator::unshared_reason() const {
+  return impl_->fabric().unshared_reason();
 }
 void Communicator::ReserveStaging(int64_t bytes_per_peer) { impl_->ReserveStaging(bytes_per_peer); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "testing/cases.h"
+#include "testing/landings.h"
 #include "testing/ranks.h"
 #include "tide/communicator.h"
 #include "tide/plan.h"
@@ -14,83 +15,52 @@
 namespace tide {
 namespace {
 
+using testing::Pointers;
 using testing::RandomValues;
 using testing::RunCommunicators;
 using testing::ShapeCase;
+using testing::Shards;
 using testing::ValueAt;
 
 constexpr unsigned kSeed = 7;
 constexpr int kMaxRanks = 9;
 constexpr int64_t kCanaryBytes = 256;
-constexpr char kCanary = 0x5a;
 
-// One rank's padded shard of every parameter; the same seed gives the same bytes on all ranks.
-std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank) {
-  std::vector<std::vector<char>> shards;
-  std::mt19937 random(kSeed + static_cast<unsigned>(rank));
-  for (const ParamLayout& param : layout.params()) {
-    shards.push_back(RandomValues(random, dtype, param.shard_elems));
-  }
-  return shards;
-}
-
-template <typename Buffers>
-std::vector<const void*> Pointers(const Buffers& buffers) {
-  std::vector<const void*> pointers;
-  // A vector without elements may have no address; the call wants one for buffers of 0 bytes, too.
-  for (const auto& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
-}
-
-void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
+void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype, SegmentKind kind) {
   const int group = comm.RegisterGroup(shape.name, testing::MakeShapes(shape, dtype));
-  const GroupLayout& layout = comm.layout(group);
-  const int64_t bytes = layout.landing_bytes() + 2 * kCanaryBytes;
-  const SegmentView segment = comm.AddSegment(bytes, "landing");
-  std::memset(segment.address, kCanary, static_cast<size_t>(bytes));
-  comm.Barrier();
-  const auto shards = Shards(layout, dtype, comm.rank());
-  comm.AllGather({group,
-                  Pointers(shards),
-                  std::vector<DType>(shards.size(), dtype),
-                  {segment.id, kCanaryBytes}});
-
-  std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
-  for (int rank = 0; rank < comm.topology().Ranks(); ++rank) {
-    const auto theirs = Shards(layout, dtype, rank);
-    for (size_t p = 0; p < theirs.size(); ++p) {
-      const int64_t at = kCanaryBytes + layout.LandingOffset(static_cast<int>(p), rank);
-      std::copy(theirs[p].begin(), theirs[p].end(), expected.begin() + at);
-    }
-  }
+  const SegmentView segment = testing::AddLanding(comm, group, kind);
+  testing::Gather(comm, group, segment, kSeed);
+  const auto expected = testing::Gathered(comm.layout(group), dtype, segment, kSeed);
   EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
       << shape.name << " " << Name(dtype) << " rank " << comm.rank() << " of "
-      << comm.topology().Ranks();
+      << comm.topology().Ranks() << ", kind " << static_cast<int>(kind);
   comm.Barrier();
 }
+
+constexpr SegmentKind kKinds[] = {SegmentKind::kPerRank, SegmentKind::kNodeShared};
 
 TEST(AllGather, ByteExactForAllTypesAndRankCounts) {
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
     RunCommunicators(ranks, {}, [](Communicator& comm) {
       for (const ShapeCase& shape : testing::ShapeCases()) {
         for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF16, DType::kF32}) {
-          CheckAllGather(comm, shape, dtype);
+          for (const SegmentKind kind : kKinds) CheckAllGather(comm, shape, dtype, kind);
         }
       }
     });
   }
 }
 
-TEST(AllGather, CastsShardsOnTheWay) {
-  RunCommunicators(3, {}, [](Communicator& comm) {
+void CheckCast(SegmentKind kind) {
+  RunCommunicators(3, {}, [kind](Communicator& comm) {
     const ShapeCase shape{"cast", {7, 2, 100}, 13};
     const int group = comm.RegisterGroup("cast", testing::MakeShapes(shape, DType::kBF16));
     const GroupLayout& layout = comm.layout(group);
-    const SegmentView segment = comm.AddSegment(layout.landing_bytes(), "landing");
-    const auto shards = Shards(layout, DType::kF32, comm.rank());
+    const SegmentView segment = comm.AddSegment(layout.landing_bytes(), "landing", kind);
+    const auto shards = Shards(layout, DType::kF32, comm.rank(), kSeed);
     comm.AllGather({group, Pointers(shards), std::vector<DType>(3, DType::kF32), {segment.id, 0}});
     for (int rank = 0; rank < 3; ++rank) {
-      const auto theirs = Shards(layout, DType::kF32, rank);
+      const auto theirs = Shards(layout, DType::kF32, rank, kSeed);
       for (int p = 0; p < 3; ++p) {
         const char* at = static_cast<const char*>(segment.address) + layout.LandingOffset(p, rank);
         for (int64_t i = 0; i < layout.params()[static_cast<size_t>(p)].shard_elems; ++i) {
@@ -103,6 +73,10 @@ TEST(AllGather, CastsShardsOnTheWay) {
     }
     comm.Barrier();
   });
+}
+
+TEST(AllGather, CastsShardsOnTheWay) {
+  for (const SegmentKind kind : kKinds) CheckCast(kind);
 }
 
 // Gradients of one rank: D_p * K_p elements each.
@@ -279,7 +253,8 @@ TEST(Collectives, RandomSequenceOfGroups) {
     for (int call = 0; call < 60; ++call) {
       const ShapeCase& shape = shapes[random() % shapes.size()];
       if (random() % 2 == 0) {
-        CheckAllGather(comm, shape, random() % 2 == 0 ? DType::kBF16 : DType::kF32);
+        CheckAllGather(comm, shape, random() % 2 == 0 ? DType::kBF16 : DType::kF32,
+                       kKinds[random() % 2]);
       } else {
         CheckReduceScatter(comm, shape, {Alternate(shape.rows.size()), 0.5F, random() % 2 == 0});
       }

@@ -180,10 +180,14 @@ void Executor::Multicast(const Call& call, const Operation& op) const {
   for (const Piece& piece : op.pieces) {
     TIDE_CHECK(piece.rows == 1);
     const char* src = Resolve(call, piece.src, rank_);
+    const char* own = Resolve(call, piece.dst, rank_);
     for (int64_t done = 0; done < piece.row_bytes; done += kMulticastBlockBytes) {
       const auto bytes = std::min(kMulticastBlockBytes, piece.row_bytes - done);
       for (int i = op.span == Span::kPeers ? 1 : 0; i < ranks; ++i) {
         char* dst = Resolve(call, piece.dst, (rank_ + i) % ranks);
+        // The ranks of a node may share the destination: then the first write serves them all, and
+        // a source that is the own part of it (kPeers) lies there already.
+        if (i > 0 && dst == own) continue;
         kernels::Copy(dst + done, src + done, static_cast<size_t>(bytes));
       }
     }

@@ -13,6 +13,7 @@
 
 #include "fabric/host/segment.h"
 #include "tide/bootstrap.h"
+#include "tide/communicator.h"
 
 namespace tide::host {
 
@@ -21,7 +22,8 @@ struct Notice {
   int64_t bytes = 0;
   uint64_t nonce = 0;
   int32_t error_code = -1;  // an ErrorCode, or -1
-  char text[480] = {};      // the error's sentence, or the segment's label
+  SegmentKind kind = SegmentKind::kPerRank;
+  char text[480] = {};  // the error's sentence, or the segment's label
 };
 
 struct ReceivedNotice {
