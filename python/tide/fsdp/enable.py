@@ -269,6 +269,11 @@ class Handle:
             if asked is not None and channel.timeout != asked
         }
 
+    def _unshared_notes(self) -> set[str]:
+        """Says why ranks of a node do not share their landings, if so."""
+        reasons = {pool.unshared_reason for pool in self._pools}
+        return {f"every rank has landings of its own ({why})" for why in reasons if why}
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -286,7 +291,8 @@ class Handle:
                     "calls": state.counters.as_dict(),
                 }
             )
-        notes = list(self._timeout_notes())
+        unshared = self._unshared_notes()
+        notes = [*self._timeout_notes(), *unshared]
         if self._options.mode == "slot_reuse":
             notes.append(
                 "mode slot_reuse runs as in_place: on CPU gradients are consumed inside the call"
@@ -298,7 +304,8 @@ class Handle:
             "slots": sum(len(pool.slots) for pool in self._pools),
         }
         world = max((state.world for state in self._states), default=1)
-        return Report(rows, self._options.mode, notes, memory, world)
+        owner = "rank" if unshared else "node"
+        return Report(rows, self._options.mode, notes, memory, world, owner)
 
     def disable(self) -> None:
         """Returns the model to torch's collectives; a second call does nothing.
