@@ -162,7 +162,7 @@ SHARED_BYTES = 32 << 20
 
 
 def _gather_shared(comm: Any, value: int) -> Any:
-    """Returns a node-shared segment into which rank r has gathered its part, bytes ``value + r``."""
+    """Returns a node-shared segment that rank r has filled its part of with ``value + r``."""
     segment = comm.add_segment(SHARED_BYTES, "landing", _core.SegmentKind.NODE_SHARED)
     group = comm.register_group("g", [("p", SHARED_BYTES, 1, _core.U8)])
     shard = bytes([value + comm.rank]) * (SHARED_BYTES // comm.world)
