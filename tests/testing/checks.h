@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "testing/cases.h"
+#include "testing/landings.h"
 #include "tide/communicator.h"
 #include "tide/plan.h"
 
@@ -18,67 +19,24 @@ namespace tide::testing {
 
 inline constexpr unsigned kSeed = 7;
 inline constexpr int64_t kCanaryBytes = 256;
-inline constexpr char kCanary = 0x5a;
-
-// One rank's padded shard of every parameter; the same seed gives the same bytes on all ranks.
-inline std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank) {
-  std::vector<std::vector<char>> shards;
-  std::mt19937 random(kSeed + static_cast<unsigned>(rank));
-  for (const ParamLayout& param : layout.params()) {
-    shards.push_back(RandomValues(random, dtype, param.shard_elems));
-  }
-  return shards;
-}
-
-inline std::vector<char> CastToBF16(const std::vector<char>& values, DType dtype) {
-  std::vector<char> cast(values.size() / ItemSize(dtype) * ItemSize(DType::kBF16));
-  for (size_t i = 0; i < values.size() / ItemSize(dtype); ++i) {
-    const uint16_t bits = FloatToBF16(ValueAt(values, dtype, static_cast<int64_t>(i)));
-    std::memcpy(cast.data() + i * sizeof bits, &bits, sizeof bits);
-  }
-  return cast;
-}
-
-template <typename Buffers>
-std::vector<const void*> Pointers(const Buffers& buffers) {
-  std::vector<const void*> pointers;
-  // A vector without elements may have no address; the call wants one for buffers of 0 bytes, too.
-  for (const auto& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
-}
 
 inline void CheckAllGather(Communicator& comm, const std::string& name,
-                           const std::vector<ParamShape>& shapes, DType shard_dtype) {
+                           const std::vector<ParamShape>& shapes, DType shard_dtype,
+                           SegmentKind kind = SegmentKind::kPerRank) {
   const int group = comm.RegisterGroup(name, shapes);
-  const GroupLayout& layout = comm.layout(group);
-  const int64_t bytes = layout.landing_bytes() + 2 * kCanaryBytes;
-  const SegmentView segment = comm.AddSegment(bytes, "landing");
-  std::memset(segment.address, kCanary, static_cast<size_t>(bytes));
-  comm.Barrier();
-  const auto shards = Shards(layout, shard_dtype, comm.rank());
-  comm.AllGather({group,
-                  Pointers(shards),
-                  std::vector<DType>(shards.size(), shard_dtype),
-                  {segment.id, kCanaryBytes}});
-
-  std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
-  for (int rank = 0; rank < comm.topology().Ranks(); ++rank) {
-    const auto theirs = Shards(layout, shard_dtype, rank);
-    for (size_t p = 0; p < theirs.size(); ++p) {
-      const DType gather = layout.params()[p].shape.dtype;
-      const auto cast = shard_dtype == gather ? theirs[p] : CastToBF16(theirs[p], shard_dtype);
-      const int64_t at = kCanaryBytes + layout.LandingOffset(static_cast<int>(p), rank);
-      std::copy(cast.begin(), cast.end(), expected.begin() + at);
-    }
-  }
+  const SegmentView segment = AddLanding(comm, group, kind);
+  Gather(comm, group, segment, kSeed, shard_dtype);
+  const auto expected = Gathered(comm.layout(group), shard_dtype, segment, kSeed);
   EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
       << name << " " << Name(shard_dtype) << " rank " << comm.rank() << " of "
-      << comm.topology().nodes << " x " << comm.topology().local_ranks;
+      << comm.topology().nodes << " x " << comm.topology().local_ranks << ", kind "
+      << static_cast<int>(kind);
   comm.Barrier();
 }
 
-inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
-  CheckAllGather(comm, shape.name, MakeShapes(shape, dtype), dtype);
+inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype,
+                           SegmentKind kind = SegmentKind::kPerRank) {
+  CheckAllGather(comm, shape.name, MakeShapes(shape, dtype), dtype, kind);
 }
 
 // Gradients of one rank: D_p * K_p elements each.
