@@ -157,9 +157,9 @@ class PairCheck {
   void Fail(int passes, int k, Mode mode, const std::string& problem) {
     ++result_.failed_plans;
     if (result_.failures.size() == kMaxFailures) return;
-    result_.failures.push_back(fmt::format(
-        "M={} L={} width={} k={} {} passes={}: {}", topology_.nodes, topology_.local_ranks, width_,
-        k, mode == Mode::kInPlace ? "in_place" : "slot_reuse", passes, problem));
+    result_.failures.push_back(fmt::format("M={} L={} width={} k={} {} passes={}: {}",
+                                           topology_.nodes, topology_.local_ranks, width_, k,
+                                           Name(mode), passes, problem));
   }
 
   const ExhaustiveOptions& options_;
