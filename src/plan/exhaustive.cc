@@ -36,6 +36,7 @@ InboxSchedule PlannedInbox(const Topology& topology, const std::vector<Wave>& wa
   schedule.generations = generations;
   const auto period = static_cast<size_t>(generations);
   std::vector<BlockMask> one_pass;
+  one_pass.reserve(waves.size());
   for (const Wave& wave : waves) one_pass.push_back(WrittenBlocks(topology, wave));
   for (int pass = 0; pass < passes; ++pass) {
     schedule.writes.insert(schedule.writes.end(), one_pass.begin(), one_pass.end());
