@@ -17,7 +17,6 @@ function(tide_target_options target)
     POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off
-    $<$<AND:$<NOT:$<CONFIG:Debug>>,$<NOT:$<BOOL:${TIDE_SANITIZE}>>>:-O3>
     $<$<BOOL:${TIDE_WERROR}>:-Werror>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # g++ 12 sees overlap in std::string's own operator+ (GCC bug 105651).
@@ -31,6 +30,8 @@ function(tide_target_options target)
     set(flags -fsanitize=${TIDE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1)
     target_compile_options(${target} PRIVATE ${flags})
     target_link_options(${target} PUBLIC ${flags})
+  else()
+    target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
   endif()
 endfunction()
 

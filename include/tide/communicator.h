@@ -35,6 +35,8 @@ struct CommunicatorOptions {
   // staging.slot_bytes is the upper bound of one staging slot: what does not fit goes in chunks. 0:
   // as much as one sibling contributes to one rank.
   ReduceScatterOptions reduce_scatter;
+  // Act as if only this much memory were available to all ranks of the machine. 0: no such limit.
+  int64_t memory_limit_bytes = 0;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
   std::function<void()> check_interrupt = [] {};
 };
@@ -70,9 +72,10 @@ struct ReduceScatterCall {
   bool accumulate = false;
 };
 
-// What a group's reduce-scatters look like at most; grad_dtypes: one a parameter.
+// What a group's collectives look like at most.
 struct GroupNeed {
   int group = -1;
+  std::vector<int> params;  // those that are reduced; none if the group is only gathered
   std::vector<DType> grad_dtypes;
   DType output_dtype = DType::kF32;
 };

@@ -172,6 +172,10 @@ Ref NodeReduction::Staged(int filler, int owner, int64_t use, const StagedRun& r
 }
 
 void NodeReduction::End() {
+  // The sources are free when the pushes have read them too.
+  const Event pushed = builder_.NewEvent();
+  builder_.Record(push_, pushed);
+  builder_.Await(sum_, pushed);
   const int64_t summed = pushed_[static_cast<size_t>(builder_.local())];
   for (int i = 1; i < builder_.siblings(); ++i) {
     const int sibling = builder_.Sibling(i);

@@ -18,7 +18,8 @@ RailReduction::RailReduction(Builder* builder, const ShardSpan& span, const Redu
       output_(*output),
       rail_(builder->AddQueue("rail")),
       land_(builder->AddQueue("land")),
-      pieces_in_(static_cast<size_t>(builder->nodes())),
+      pieces_in_(static_cast<size_t>(shape.generations()),
+                 std::vector<int64_t>(static_cast<size_t>(builder->nodes()))),
       credits_(static_cast<size_t>(shape.generations()),
                std::vector<int64_t>(static_cast<size_t>(builder->nodes()))),
       fences_(static_cast<size_t>(shape.generations())) {
@@ -80,6 +81,7 @@ void RailReduction::AwaitSpare(int queue) {
 
 void RailReduction::Begin() {
   builder_.Await(rail_, {EventKind::kGate});
+  builder_.Await(land_, {EventKind::kReady});  // the output may be read at once
   output_.Begin(land_);
 }
 
@@ -96,7 +98,9 @@ std::vector<PutPiece> RailReduction::Cut(int contributor, int pass) const {
   Run run{{inbox_[static_cast<size_t>(instance.generation)], block * shape_.block_bytes()},
           {outbox_, slot * shape_.block_bytes()},
           length > 0 ? Bytes((shape_.rows() - 1) * shape_.part() + length) : 0};
-  return Stripe({run}, {options_.contexts, options_.min_stripe_bytes}, CounterKind::kArrived, 0);
+  // A counter a generation: a transfer to the other one may overtake this one's on other contexts.
+  return Stripe({run}, {options_.contexts, options_.min_stripe_bytes}, CounterKind::kArrived,
+                instance.generation);
 }
 
 void RailReduction::WaitForCredit(int contributor, const Instance& instance) {
@@ -125,9 +129,10 @@ void RailReduction::Send(const Round& round, int pass, const std::vector<Event>&
   }
   for (int c = round.first; c < round.first + round.count; ++c) {
     const int sender = builder_.RailPeer(-c);
-    int64_t& pieces = pieces_in_[static_cast<size_t>(c)];
+    int64_t& pieces =
+        pieces_in_[static_cast<size_t>(instance.generation)][static_cast<size_t>(c)];
     pieces += static_cast<int64_t>(Cut(c, pass).size());
-    builder_.Wait(rail_, {CounterKind::kArrived, sender}, pieces);
+    builder_.Wait(rail_, {CounterKind::kArrived, sender, instance.generation}, pieces);
   }
 }
 
@@ -279,8 +284,6 @@ void RailReduction::LandLatin(const Instance& instance) {
 void RailReduction::End() {
   output_.End(land_);
   for (int c = 1; c < builder_.nodes(); ++c) {
-    builder_.Expect({CounterKind::kArrived, builder_.RailPeer(-c)},
-                    pieces_in_[static_cast<size_t>(c)]);
     std::vector<int64_t> credits(static_cast<size_t>(shape_.generations()));
     for (int x = 0; x < shape_.instances(); ++x) {
       const Instance instance = shape_.At(x);
@@ -288,6 +291,8 @@ void RailReduction::End() {
           shape_.Contains(shape_.NextWave(instance), c) ? 1 : 0;
     }
     for (int g = 0; g < shape_.generations(); ++g) {
+      builder_.Expect({CounterKind::kArrived, builder_.RailPeer(-c), g},
+                      pieces_in_[static_cast<size_t>(g)][static_cast<size_t>(c)]);
       builder_.Expect({CounterKind::kCredit, builder_.RailPeer(c), g},
                       credits[static_cast<size_t>(g)]);
     }

@@ -124,6 +124,12 @@ def test_memory_limit_is_an_error_on_every_rank(
     assert "64 MiB on each of 2 ranks" in text and "TIDE_MEMORY_LIMIT" in text
 
 
+def test_small_amounts_of_memory_have_a_small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDE_MEMORY_LIMIT", "1000")
+    with pytest.raises(_core.Error, match="control page needs .* KiB .* only 1000 B is available"):
+        _core.Communicator(0, 1, lambda mine: [mine], 1.0)
+
+
 def _shared_kib() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("Shmem:"):

@@ -66,7 +66,7 @@ TEST(Mismatch, DifferentOperationsAreNamed) {
   const auto errors = Errors(3, Timeout(10), [](Communicator& comm) {
     const int group = comm.RegisterGroup("g", TwoParams());
     const SegmentView landing = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
-    comm.Reserve({{group, {DType::kF32, DType::kF32}}});
+    comm.Reserve({{group, {0, 1}, {DType::kF32, DType::kF32}}});
     const float shard[4] = {};
     if (comm.rank() == 2) {
       ReduceOne(comm, group, 0);

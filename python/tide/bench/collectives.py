@@ -13,11 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.bench.stats import Interval, median_ratio, now, round_seconds
+from tide.bench.stats import Interval, comparison, now
 
 OPERATIONS = ("all-gather", "reduce-scatter")
 
@@ -73,6 +72,7 @@ class Config:
     operation: str
     preset: str
     rounds: int
+    nodes: int = 1
 
 
 @dataclass
@@ -90,14 +90,27 @@ def shard_elems(shape: tuple[int, int], ranks: int) -> int:
     return math.ceil(shape[0] / ranks) * shape[1]
 
 
-def _communicator(context: Context) -> Any:
+def _communicator(context: Context, nodes: int) -> Any:
     import torch.distributed as dist
 
     from tide import _core
     from tide.fsdp.communicators import exchange_objects
 
     exchange = partial(exchange_objects, process_group=dist.group.WORLD)
-    return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S)
+    return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S, nodes=nodes)
+
+
+def _register(comm: Any, shapes: list[tuple[int, int]]) -> int:
+    from tide import _core
+
+    return comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+
+
+def _random_bf16(rank: int, shapes: list[Any]) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
 
 
 def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> Bodies:
@@ -110,9 +123,8 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
 
     world, rank = context.world, context.rank
     sizes = [shard_elems(shape, world) for shape in shapes]
-    generator = torch.Generator().manual_seed(rank)
-    shards = [torch.randn(n, generator=generator).bfloat16() for n in sizes]
-    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    shards = _random_bf16(rank, sizes)
+    group = _register(comm, shapes)
     segment = comm.add_segment(comm.landing_bytes(group), "landing")
     arguments = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards), segment.id, 0)
 
@@ -155,13 +167,12 @@ def _reduce_scatter(context: Context, comm: Any, shapes: list[tuple[int, int]]) 
 
     from tide import _core
 
-    world, rank = context.world, context.rank
+    world = context.world
     sizes = [shard_elems(shape, world) for shape in shapes]
-    generator = torch.Generator().manual_seed(rank)
-    gradients = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
-    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    gradients = _random_bf16(context.rank, shapes)
+    group = _register(comm, shapes)
     indices, dtypes = list(range(len(shapes))), [_core.BF16] * len(shapes)
-    comm.reserve_staging(comm.staging_bytes(group, indices, dtypes))
+    comm.reserve([(group, indices, dtypes, _core.F32)])
     output = torch.empty(sum(sizes))
     arguments = (group, indices, [t.data_ptr() for t in gradients], dtypes, output.data_ptr())
     arguments += (_core.F32, 1.0 / world, False)
@@ -186,7 +197,7 @@ def _reduce_scatter(context: Context, comm: Any, shapes: list[tuple[int, int]]) 
 
 
 def _worker(context: Context, config: Config) -> dict[str, list[Interval]]:
-    comm = _communicator(context)
+    comm = _communicator(context, config.nodes)
     make = _all_gather if config.operation == "all-gather" else _reduce_scatter
     bodies = make(context, comm, PRESETS[config.preset])
     bodies.check()
@@ -221,6 +232,7 @@ def run(
     preset: str,
     rounds: int = 20,
     on_progress: Callable[[Any], None] | None = None,
+    nodes: int = 1,
 ) -> dict[str, Any]:
     """Measures one operation.
 
@@ -230,13 +242,14 @@ def run(
         preset: a key of PRESETS; all tensors are bf16.
         rounds: how often each contestant runs, warm-up apart.
         on_progress: called after every round.
+        nodes: virtual nodes that the ranks are split into.
 
     Returns:
-        A row: op, ranks, tensors, elements, tide_ms, stock_ms, floor_ms (medians), speedup,
-        over_floor (medians of the ratios within a round).
+        A row: op, ranks, nodes, tensors, elements, and the numbers of `stats.comparison`.
 
     Raises:
-        ValueError: an unknown operation or preset, ranks < 2 or rounds < 1.
+        ValueError: an unknown operation or preset, ranks < 2, rounds < 1, or nodes that do not
+            divide the ranks.
         LaunchError: a rank failed, also when TIDE's result was wrong.
     """
     if operation not in OPERATIONS:
@@ -245,18 +258,16 @@ def run(
         raise ValueError(f"expected a preset of {sorted(PRESETS)}, got {preset!r}")
     if ranks < 2 or rounds < 1:
         raise ValueError(f"expected ranks >= 2 and rounds >= 1, got {ranks} and {rounds}")
+    if nodes < 1 or ranks % nodes != 0:
+        raise ValueError(f"expected nodes to divide {ranks} ranks, got {nodes}")
     require_memory(memory_need(preset, ranks), f"the bench {preset} on {ranks} ranks")
-    results = launch(_worker, ranks, Config(operation, preset, rounds), on_progress)
-    times = {name: round_seconds([r[name] for r in results]) for name in ("tide", "floor", "stock")}
+    results = launch(_worker, ranks, Config(operation, preset, rounds, nodes), on_progress)
     shapes = PRESETS[preset]
     return {
         "op": operation,
         "ranks": ranks,
+        "nodes": nodes,
         "tensors": len(shapes),
         "elements": sum(rows * columns for rows, columns in shapes),
-        "tide_ms": 1e3 * median(times["tide"]),
-        "stock_ms": 1e3 * median(times["stock"]),
-        "floor_ms": 1e3 * median(times["floor"]),
-        "speedup": median_ratio(times["stock"], times["tide"]),
-        "over_floor": median_ratio(times["tide"], times["floor"]),
+        **comparison(results),
     }

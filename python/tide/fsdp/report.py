@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def format_bytes(size: float) -> str:
-    """Returns a number of bytes with a unit, for people."""
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"
+from tide._core import format_bytes
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:
@@ -33,7 +24,7 @@ class Report:
 
     Attributes:
         groups: one dict for each FSDP2 group: "name", "all_gather" and "reduce_scatter" with
-            "tide" or "stock", "reason" (empty if both run on TIDE), "landing_bytes", "calls".
+            "tide" or "stock", "reason" (empty if every call ran on TIDE), "landing_bytes", "calls".
         mode: the mode that was asked for.
         notes: sentences about choices that differ from what was asked for.
         memory: bytes by use: "landing" and "slots" (a number).

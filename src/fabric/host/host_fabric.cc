@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fabric/host/memory_limit.h"
+#include "layout/format_bytes.h"
 #include "tide/error.h"
 
 namespace tide::host {
@@ -17,17 +18,17 @@ namespace {
 constexpr int64_t kPageBytes = 4096;
 
 // All local ranks reserve at once: this rank's share of what is available must hold its own need.
-void CheckMemory(int64_t bytes, int local_ranks, const std::string& label) {
-  const MemoryLimit limit = ReadMemoryLimit();
+void CheckMemory(int64_t bytes, int local_ranks, int64_t limit_bytes, const std::string& label) {
+  const MemoryLimit limit = ReadMemoryLimit(limit_bytes);
   const int64_t need = bytes * local_ranks;
   if (need > limit.available_bytes) {
     throw Error(
         ErrorCode::kOutOfMemory,
         fmt::format(
-            "{} needs {} MiB on each of {} ranks, {} MiB in all, but only {} MiB are available "
-            "({}). Raise that limit, use fewer ranks or a smaller model.",
-            label, bytes >> 20, local_ranks, need >> 20, limit.available_bytes >> 20,
-            limit.source));
+            "{} needs {} on each of {} ranks, {} in all, but only {} is available ({}). Raise "
+            "that limit, use fewer ranks or a smaller model.",
+            label, FormatBytes(bytes), local_ranks, FormatBytes(need),
+            FormatBytes(limit.available_bytes), limit.source));
   }
 }
 
@@ -66,7 +67,8 @@ Topology MakeTopology(int world, int nodes) {
 }  // namespace
 
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : sockets_(bootstrap, MakeTopology(bootstrap.world(), options.nodes), options.timeout) {
+    : sockets_(bootstrap, MakeTopology(bootstrap.world(), options.nodes), options.timeout),
+      memory_limit_bytes_(options.memory_limit_bytes) {
   ConnectControlPages();
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
   executor_ = std::make_unique<Executor>(rank(), topology(), pages_,
@@ -96,7 +98,7 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   FileDescriptor memory;
   Mapping own;
   try {
-    CheckMemory(bytes, sockets_.world(), label);
+    CheckMemory(bytes, sockets_.world(), memory_limit_bytes_, label);
     memory = CreateMemory(bytes, label);
     own = Mapping(memory.get(), bytes);
     if (nonce != 0) std::memcpy(own.data(), &nonce, sizeof nonce);

@@ -44,6 +44,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   void GiveUp(const Error& error);
 
   PeerSockets sockets_;
+  int64_t memory_limit_bytes_;  // 0: none
   std::shared_ptr<Segment> control_;
   std::vector<ControlPage> pages_;
   std::vector<std::shared_ptr<Segment>> segments_;

@@ -1,0 +1,351 @@
+#include "verify/mutants.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
+
+namespace tide::verify {
+namespace {
+
+using Predicate = std::function<bool(const Operation&)>;
+
+bool IsSafetyWait(const Operation& op) {
+  return op.kind == OpKind::kWait && op.sync == Sync::kSafety;
+}
+
+bool IsCredit(const Operation& op) {
+  switch (op.counter.kind) {
+    case CounterKind::kCredit:
+    case CounterKind::kReleased:
+    case CounterKind::kOutboxFree:
+    case CounterKind::kSpareFree:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool ReadsSource(const Program& program, const Operation& op) {
+  const auto source = [&](Ref ref) {
+    const BufferKind kind = program.buffers[static_cast<size_t>(ref.buffer)].kind;
+    return kind == BufferKind::kShard || kind == BufferKind::kResident ||
+           kind == BufferKind::kGradient;
+  };
+  const auto any = [&](const auto& pieces) {
+    return std::any_of(pieces.begin(), pieces.end(),
+                       [&](const auto& piece) { return source(piece.src); });
+  };
+  return any(op.pieces) || any(op.puts) || any(op.casts) ||
+         std::any_of(op.sums.begin(), op.sums.end(), [&](const SumPiece& piece) {
+           return std::any_of(piece.sources.begin(), piece.sources.end(), source);
+         });
+}
+
+class Maker {
+ public:
+  Maker(MutantKind kind, const Programs& programs, int rank)
+      : kind_(kind), programs_(programs), program_(*programs[static_cast<size_t>(rank)]) {}
+
+  std::vector<Mutant> Make();
+
+ private:
+  // One mutant for each operation without which the program goes on.
+  void DropEach(const Predicate& which);
+  // One mutant without all of them, if there are any.
+  void DropAll(const Predicate& which, std::string what);
+  void Weaken();
+  void DropPairs();
+  void Duplicate();
+  void ReleaseEarly();
+  // Shifts operands of each data operation in turn.
+  void Shift(bool sources, bool results);
+  void ShiftRefs(size_t index, const char* what, const std::vector<Ref*>& refs, Program mutant,
+                 int64_t bytes);
+
+  void Add(std::string description, Program mutant) {
+    mutants_.push_back({kind_, std::move(description), {std::move(mutant)}});
+  }
+  std::string Describe(size_t index) const {
+    return fmt::format("rank {}, operation {}: {}", program_.rank, index,
+                       ToString(program_, program_.operations[index]));
+  }
+
+  const MutantKind kind_;
+  const Programs& programs_;
+  const Program& program_;
+  std::vector<Mutant> mutants_;
+};
+
+void Maker::DropEach(const Predicate& which) {
+  for (size_t i = 0; i < program_.operations.size(); ++i) {
+    if (!which(program_.operations[i])) continue;
+    Program mutant = program_;
+    mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i));
+    Add(Describe(i), std::move(mutant));
+  }
+}
+
+void Maker::DropAll(const Predicate& which, std::string what) {
+  Program mutant = program_;
+  if (std::erase_if(mutant.operations, which) == 0) return;
+  Add(fmt::format("rank {}: {}", program_.rank, what), std::move(mutant));
+}
+
+void Maker::Weaken() {
+  for (size_t i = 0; i < program_.operations.size(); ++i) {
+    if (!IsSafetyWait(program_.operations[i])) continue;
+    Program mutant = program_;
+    --mutant.operations[i].value;
+    Add(Describe(i), std::move(mutant));
+  }
+}
+
+// The index of the signal that makes the counter of `rank` rise by `value`; 0 means the last one.
+std::optional<size_t> FindSignal(const Program& producer, int rank, const Counter& counter,
+                                 int64_t value) {
+  std::optional<size_t> found;
+  int64_t increments = 0;
+  for (size_t i = 0; i < producer.operations.size(); ++i) {
+    const Operation& op = producer.operations[i];
+    if (op.peer != rank) continue;
+    if (op.kind == OpKind::kSignal && op.counter == counter) {
+      ++increments;
+      if (increments == value || value == 0) found = i;
+    }
+    for (const PutPiece& put : op.puts) {
+      if (put.signal == counter.kind && put.signal_index == counter.index) ++increments;
+    }
+  }
+  return found;
+}
+
+void Maker::DropPairs() {
+  for (size_t i = 0; i < program_.operations.size(); ++i) {
+    const Operation wait = program_.operations[i];
+    if (!IsSafetyWait(wait)) continue;
+    const Program& peer = *programs_[static_cast<size_t>(wait.counter.producer)];
+    const auto signal = FindSignal(peer, program_.rank, wait.counter, wait.value);
+    if (!signal.has_value()) continue;
+    Program waiter = program_;
+    waiter.operations.erase(waiter.operations.begin() + static_cast<std::ptrdiff_t>(i));
+    for (Operation& op : waiter.operations) {
+      const bool later = op.kind == OpKind::kWait && op.counter == wait.counter && wait.value > 0 &&
+                         op.value >= wait.value;
+      if (later) --op.value;
+    }
+    for (Increment& increment : waiter.increments) {
+      if (increment.counter == wait.counter) --increment.value;
+    }
+    const bool self = peer.rank == program_.rank;
+    Program signaller = self ? std::move(waiter) : peer;
+    size_t at = *signal;
+    if (self && at > i) --at;
+    signaller.operations.erase(signaller.operations.begin() + static_cast<std::ptrdiff_t>(at));
+    Mutant& mutant = mutants_.emplace_back();
+    mutant.kind = kind_;
+    mutant.description = Describe(i);
+    mutant.programs.push_back(std::move(signaller));
+    if (!self) mutant.programs.push_back(std::move(waiter));
+  }
+}
+
+void Maker::Duplicate() {
+  for (size_t i = 0; i < program_.operations.size(); ++i) {
+    if (program_.operations[i].kind != OpKind::kPut) continue;
+    Program mutant = program_;
+    mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i),
+                             program_.operations[i]);
+    Add(Describe(i), std::move(mutant));
+  }
+}
+
+void Maker::ReleaseEarly() {
+  const auto& operations = program_.operations;
+  const auto record = std::find_if(operations.begin(), operations.end(), [](const Operation& op) {
+    return op.kind == OpKind::kRecord && op.event.kind == EventKind::kReadDone;
+  });
+  const auto read =
+      std::find_if(operations.rbegin(), operations.rend(),
+                   [this](const Operation& op) { return ReadsSource(program_, op); });
+  if (record == operations.end() || read == operations.rend()) return;
+  const auto from = static_cast<size_t>(record - operations.begin());
+  const auto to = static_cast<size_t>(operations.rend() - read) - 1;
+  if (to > from) return;
+  Program mutant = program_;
+  Operation moved = *record;
+  moved.queue = operations[to].queue;
+  mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(from));
+  mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(to),
+                           std::move(moved));
+  Add(Describe(to), std::move(mutant));
+}
+
+void Maker::ShiftRefs(size_t index, const char* what, const std::vector<Ref*>& refs, Program mutant,
+                      int64_t bytes) {
+  if (bytes == 0) return;
+  // Up if all of it stays inside the buffer, else down, else not at all.
+  const auto fits = [&](int64_t by) {
+    return std::all_of(refs.begin(), refs.end(), [&](const Ref* ref) {
+      return ref->offset + by >= 0 &&
+             ref->offset + by + bytes <= program_.buffers[static_cast<size_t>(ref->buffer)].bytes;
+    });
+  };
+  const int64_t by = fits(bytes) ? bytes : -bytes;
+  if (!fits(by)) return;
+  for (Ref* ref : refs) ref->offset += by;
+  Add(fmt::format("{}, {} moved by {} bytes", Describe(index), what, by), std::move(mutant));
+}
+
+void Maker::Shift(bool sources, bool results) {
+  for (size_t i = 0; i < program_.operations.size(); ++i) {
+    const Operation& op = program_.operations[i];
+    const auto shift = [&](const char* what, int64_t bytes, const auto& select) {
+      Program mutant = program_;
+      std::vector<Ref*> refs = select(mutant.operations[i]);
+      ShiftRefs(i, what, refs, std::move(mutant), bytes);
+    };
+    const bool copies = op.kind == OpKind::kCopy || op.kind == OpKind::kMulticast;
+    if (copies && !op.pieces.empty()) {
+      const Piece& piece = op.pieces[0];
+      if (piece.rows > 1) continue;  // its neighbour is one of its own rows
+      if (sources) {
+        shift("source", piece.row_bytes,
+              [](Operation& o) { return std::vector<Ref*>{&o.pieces[0].src}; });
+      }
+      if (!sources) {
+        shift("block", piece.row_bytes,
+              [](Operation& o) { return std::vector<Ref*>{&o.pieces[0].dst}; });
+      }
+    }
+    if (!op.puts.empty()) {
+      if (sources) {
+        shift("source", op.puts[0].bytes,
+              [](Operation& o) { return std::vector<Ref*>{&o.puts[0].src}; });
+      } else {
+        shift("block", op.puts[0].bytes,
+              [](Operation& o) { return std::vector<Ref*>{&o.puts[0].dst}; });
+      }
+    }
+    if (!sources) continue;
+    if (!op.casts.empty()) {
+      const auto item = static_cast<int64_t>(ItemSize(op.casts[0].src_dtype));
+      shift("source", op.casts[0].elems * item,
+            [](Operation& o) { return std::vector<Ref*>{&o.casts[0].src}; });
+    }
+    if (!op.sums.empty()) {
+      const auto item = static_cast<int64_t>(ItemSize(op.sums[0].src_dtype));
+      for (size_t s = 0; s < op.sums[0].sources.size(); ++s) {
+        shift("source", op.sums[0].elems * item,
+              [s](Operation& o) { return std::vector<Ref*>{&o.sums[0].sources[s]}; });
+      }
+    }
+    if (!op.lands.empty()) {
+      shift("block", op.lands[0].elems * static_cast<int64_t>(ItemSize(DType::kF32)),
+            [](Operation& o) { return std::vector<Ref*>{&o.lands[0].block}; });
+    }
+    if (!results) continue;
+    if (!op.sums.empty()) {
+      const auto item = static_cast<int64_t>(ItemSize(op.sums[0].dst_dtype));
+      shift("result", op.sums[0].elems * item,
+            [](Operation& o) { return std::vector<Ref*>{&o.sums[0].dst}; });
+    }
+    if (!op.lands.empty()) {
+      const auto item = static_cast<int64_t>(ItemSize(op.lands[0].dst_dtype));
+      shift("result", op.lands[0].elems * item,
+            [](Operation& o) { return std::vector<Ref*>{&o.lands[0].dst}; });
+    }
+  }
+}
+
+std::vector<Mutant> Maker::Make() {
+  const bool reduces = program_.lane == Lane::kReduceScatter;
+  const auto waits_for = [](CounterKind kind, int index = -1) -> Predicate {
+    return [=](const Operation& op) {
+      return op.kind == OpKind::kWait && op.counter.kind == kind &&
+             (index < 0 || op.counter.index == index);
+    };
+  };
+  switch (kind_) {
+    case MutantKind::kDroppedWait:
+      DropEach(IsSafetyWait);
+      break;
+    case MutantKind::kWeakenedWait:
+      Weaken();
+      break;
+    case MutantKind::kDroppedAwait:
+      DropEach([](const Operation& op) {
+        return op.kind == OpKind::kAwait && op.event.kind != EventKind::kGate;
+      });
+      break;
+    case MutantKind::kDroppedPair:
+      DropPairs();
+      break;
+    case MutantKind::kLostSignal:
+      DropEach([](const Operation& op) { return op.kind == OpKind::kSignal && !IsCredit(op); });
+      break;
+    case MutantKind::kLostCredit:
+      DropEach([](const Operation& op) { return op.kind == OpKind::kSignal && IsCredit(op); });
+      break;
+    case MutantKind::kMissingCompletionFence:
+      DropAll(waits_for(CounterKind::kLanded), "no wait for the siblings' parts");
+      break;
+    case MutantKind::kMissingZero:
+      DropEach([](const Operation& op) { return op.kind == OpKind::kZero; });
+      break;
+    case MutantKind::kWrongSubSlice:
+      Shift(/*sources=*/true, /*results=*/true);
+      break;
+    case MutantKind::kDuplicatedPut:
+      Duplicate();
+      break;
+    case MutantKind::kWrongBlock:
+      Shift(/*sources=*/false, /*results=*/false);
+      break;
+    case MutantKind::kEarlySourceRelease:
+      ReleaseEarly();
+      break;
+    case MutantKind::kEarlyOutboxReuse:
+      DropAll(waits_for(CounterKind::kOutboxFree), "no wait for sent outbox blocks");
+      break;
+    case MutantKind::kEarlyInboxReuse:
+      for (int g = 0; reduces && g < kCounterIndices; ++g) {
+        DropAll(waits_for(CounterKind::kCredit, g), fmt::format("no credit for inbox[{}]", g));
+      }
+      break;
+    case MutantKind::kSwappedCalls:
+      mutants_.push_back({kind_, fmt::format("rank {}: two calls swapped", program_.rank), {}});
+      break;
+  }
+  return std::move(mutants_);
+}
+
+}  // namespace
+
+const char* Name(MutantKind kind) {
+  static constexpr const char* kNames[kMutantKinds] = {
+      "dropped wait",       "weakened wait",   "dropped await",
+      "dropped pair",       "lost signal",     "lost credit",
+      "missing completion", "missing zero",    "wrong sub-slice",
+      "duplicated put",     "wrong block",     "early source release",
+      "early outbox reuse", "early inbox reuse", "swapped calls"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::vector<Mutant> MakeMutants(MutantKind kind, const Programs& programs, int rank) {
+  return Maker(kind, programs, rank).Make();
+}
+
+std::vector<Mutant> MakeMutants(const Programs& programs, int rank) {
+  std::vector<Mutant> all;
+  for (int kind = 0; kind < kMutantKinds; ++kind) {
+    for (Mutant& mutant : MakeMutants(static_cast<MutantKind>(kind), programs, rank)) {
+      all.push_back(std::move(mutant));
+    }
+  }
+  return all;
+}
+
+}  // namespace tide::verify
