@@ -45,6 +45,12 @@ void Clocks::Acquire(uint32_t piece, uint32_t queue, uint32_t tick) {
   }
 }
 
+bool Clocks::HasAcquired(uint32_t piece, uint32_t queue) const {
+  const auto& acquired = pieces_[piece].acquired;
+  return std::any_of(acquired.begin(), acquired.end(),
+                     [queue](Epoch wait) { return wait.queue == queue; });
+}
+
 bool Clocks::Before(Epoch earlier, const Actor& actor) const {
   const auto done = [&](Epoch step) {
     return step.queue == actor.queue ? step.tick <= actor.done

@@ -65,6 +65,8 @@ class Clocks {
   // of its wire.
   void Acquire(uint32_t piece, uint32_t queue, uint32_t tick);
 
+  bool HasAcquired(uint32_t piece, uint32_t queue) const;
+
   bool Before(Epoch earlier, const Actor& actor) const;
 
   struct Piece {

@@ -65,8 +65,8 @@ class Maker {
   void ShiftRefs(size_t index, const char* what, const std::vector<Ref*>& refs, Program mutant,
                  int64_t bytes);
 
-  void Add(std::string description, Program mutant) {
-    mutants_.push_back({kind_, std::move(description), {std::move(mutant)}});
+  void Add(std::string description, Program mutant, int operation = -1) {
+    mutants_.push_back({kind_, std::move(description), operation, {std::move(mutant)}});
   }
   std::string Describe(size_t index) const {
     return fmt::format("rank {}, operation {}: {}", program_.rank, index,
@@ -84,7 +84,7 @@ void Maker::DropEach(const Predicate& which) {
     if (!which(program_.operations[i])) continue;
     Program mutant = program_;
     mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i));
-    Add(Describe(i), std::move(mutant));
+    Add(Describe(i), std::move(mutant), static_cast<int>(i));
   }
 }
 
@@ -99,7 +99,7 @@ void Maker::Weaken() {
     if (!IsSafetyWait(program_.operations[i])) continue;
     Program mutant = program_;
     --mutant.operations[i].value;
-    Add(Describe(i), std::move(mutant));
+    Add(Describe(i), std::move(mutant), static_cast<int>(i));
   }
 }
 
@@ -147,6 +147,7 @@ void Maker::DropPairs() {
     Mutant& mutant = mutants_.emplace_back();
     mutant.kind = kind_;
     mutant.description = Describe(i);
+    mutant.operation = static_cast<int>(i);
     mutant.programs.push_back(std::move(signaller));
     if (!self) mutant.programs.push_back(std::move(waiter));
   }
@@ -158,7 +159,7 @@ void Maker::Duplicate() {
     Program mutant = program_;
     mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i),
                              program_.operations[i]);
-    Add(Describe(i), std::move(mutant));
+    Add(Describe(i), std::move(mutant), static_cast<int>(i));
   }
 }
 
@@ -316,7 +317,7 @@ std::vector<Mutant> Maker::Make() {
       }
       break;
     case MutantKind::kSwappedCalls:
-      mutants_.push_back({kind_, fmt::format("rank {}: two calls swapped", program_.rank), {}});
+      mutants_.push_back({kind_, fmt::format("rank {}: two calls swapped", program_.rank), -1, {}});
       break;
   }
   return std::move(mutants_);
