@@ -19,7 +19,7 @@ STORAGE_PY := $(wildcard python/tide/fsdp/storage.py)
 CONFIGURE = cmake -G Ninja -S . -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTIDE_BUILD_TESTS=ON \
 	-DTIDE_WERROR=$(WERROR) -DPython_EXECUTABLE=$(CURDIR)/$(PY) --log-level=WARNING
 
-.PHONY: build setup configure compile test check sanitize lint format bench demo clean help
+.PHONY: build setup configure compile test test-all check sanitize lint format bench demo clean help
 
 build: compile  ## install what is missing, compile everything (default)
 ifneq ($(and $(STORAGE),$(STORAGE_PY)),)
@@ -46,6 +46,9 @@ compile: configure
 test: build  ## run every test; TEST_ARGS=word picks by name
 	@$(PY) scripts/run_tests.py --build $(BUILD) $(TEST_ARGS)
 
+test-all: build  ## run also the full products of options (hours)
+	@$(PY) scripts/run_tests.py --build $(BUILD) --all --scale 20 $(TEST_ARGS)
+
 check: build  ## run the fast tests only (under 3 minutes)
 	@$(PY) scripts/run_tests.py --build $(BUILD) --fast $(TEST_ARGS)
 
@@ -53,7 +56,7 @@ sanitize: setup  ## run the C++ tests under SANITIZE=address,undefined (default)
 	@cmake -G Ninja -S . -B $(BUILD)/$(SANITIZE) -DTIDE_BUILD_TESTS=ON -DTIDE_BUILD_PYTHON=OFF \
 		-DTIDE_SANITIZE=$(SANITIZE) -DTIDE_WERROR=$(WERROR) --log-level=WARNING
 	@cmake --build $(BUILD)/$(SANITIZE) --parallel $(JOBS)
-	@$(PY) scripts/run_tests.py --build $(BUILD)/$(SANITIZE) --cpp-only --scale 5 $(TEST_ARGS)
+	@$(PY) scripts/run_tests.py --build $(BUILD)/$(SANITIZE) --cpp-only --scale 10 $(TEST_ARGS)
 
 lint: compile  ## check format and style of C++ and Python
 	@scripts/setup.sh lint
@@ -79,5 +82,5 @@ clean:  ## remove everything that was compiled; .venv stays
 	rm -rf $(BUILD) python/tide/*.so
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*  ## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /  make \1\t/' | expand -t 18
 	@echo "Variables: PYTHON TORCH BUILD BUILD_TYPE WERROR JOBS TEST_ARGS BENCH_ARGS"

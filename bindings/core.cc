@@ -1,6 +1,7 @@
 // The Python module tide._core: thin. It converts arguments, releases the GIL around everything
 // that may wait, and turns tide::Error into tide._core.Error.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "kernels/host/kernels.h"
+#include "layout/format_bytes.h"
+#include "plan.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
 #include "tide/error.h"
@@ -115,18 +118,14 @@ void CheckSignals() {
 class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
-                 int64_t max_staging_slot, const std::string& placement, const std::string& mode,
-                 int round_width, int passes) {
+                 const std::string& mode, bool share_segments) {
     PythonBootstrap bootstrap(rank, world, std::move(exchange));
-    tide::CommunicatorOptions options;
+    tide::CommunicatorOptions options = tide::OptionsFromEnvironment();
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
-    options.nodes = nodes;
-    options.reduce_scatter.staging.slot_bytes = max_staging_slot;
-    options.reduce_scatter.placement = tide::ParsePlacement(placement);
+    if (nodes > 0) options.nodes = nodes;
     options.reduce_scatter.mode = tide::ParseMode(mode);
-    options.reduce_scatter.round_width = round_width;
-    options.reduce_scatter.passes = passes;
+    options.share_segments = share_segments;
     options.check_interrupt = &CheckSignals;
     const nb::gil_scoped_release release;
     communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
@@ -168,6 +167,8 @@ nb::list ConfigRows() {
     item["doc"] = row.doc;
     item["value"] = row.value;
     item["source"] = row.source;
+    item["number"] = row.number;
+    item["problem"] = row.problem;
     rows.append(item);
   }
   return rows;
@@ -225,11 +226,9 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
-      .def(nb::init<int, int, nb::callable, double, int, int64_t, const std::string&,
-                    const std::string&, int, int>(),
+      .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool>(),
            nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
-           nb::arg("nodes") = 1, nb::arg("max_staging_slot") = 0, nb::arg("placement") = "direct",
-           nb::arg("mode") = "in_place", nb::arg("round_width") = 2, nb::arg("passes") = 1)
+           nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
@@ -237,18 +236,20 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
                    [](PyCommunicator& self) { return self.get().topology().local_ranks; })
       .def(
           "add_segment",
-          [](PyCommunicator& self, int64_t bytes, const std::string& label) {
-            return self.get().AddSegment(bytes, label);
-          },
+          [](PyCommunicator& self, int64_t bytes, const std::string& label,
+             tide::SegmentKind kind) { return self.get().AddSegment(bytes, label, kind); },
+          nb::arg("bytes"), nb::arg("label"), nb::arg("kind") = tide::SegmentKind::kPerRank,
           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("unshared_reason",
+                   [](PyCommunicator& self) { return self.get().unshared_reason(); })
       .def(
           "reserve",
           [](PyCommunicator& self,
-             const std::vector<std::tuple<int, std::vector<int>, int>>& needs) {
+             const std::vector<std::tuple<int, std::vector<int>, std::vector<int>, int>>& needs) {
             std::vector<tide::GroupNeed> groups;
             groups.reserve(needs.size());
-            for (const auto& [group, grads, output] : needs) {
-              groups.push_back({group, ToDTypes(grads), ToDType(output)});
+            for (const auto& [group, params, grads, output] : needs) {
+              groups.push_back({group, params, ToDTypes(grads), ToDType(output)});
             }
             self.get().Reserve(groups);
           },
@@ -301,8 +302,12 @@ NB_MODULE(_core, m) {
   m.attr("BF16") = static_cast<int>(tide::DType::kBF16);
   m.attr("F16") = static_cast<int>(tide::DType::kF16);
   m.attr("F32") = static_cast<int>(tide::DType::kF32);
+  nb::enum_<tide::SegmentKind>(m, "SegmentKind")
+      .value("PER_RANK", tide::SegmentKind::kPerRank)
+      .value("NODE_SHARED", tide::SegmentKind::kNodeShared);
   nb::class_<tide::SegmentView>(m, "Segment")
       .def_ro("id", &tide::SegmentView::id)
+      .def_ro("kind", &tide::SegmentView::kind)
       .def_ro("bytes", &tide::SegmentView::bytes)
       .def_prop_ro(
           "address",
@@ -311,7 +316,9 @@ NB_MODULE(_core, m) {
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);
   BindCollectives(communicator);
+  BindPlan(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
+  m.def("format_bytes", &tide::FormatBytes);
   m.def("target", [] { return std::string(tide::kernels::TargetName()); });
 }

@@ -12,12 +12,11 @@
 function(tide_target_options target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target} PUBLIC
-    "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>")
   set_target_properties(${target} PROPERTIES
     POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off
-    $<$<AND:$<NOT:$<CONFIG:Debug>>,$<NOT:$<BOOL:${TIDE_SANITIZE}>>>:-O3>
     $<$<BOOL:${TIDE_WERROR}>:-Werror>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # g++ 12 sees overlap in std::string's own operator+ (GCC bug 105651).
@@ -31,6 +30,8 @@ function(tide_target_options target)
     set(flags -fsanitize=${TIDE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1)
     target_compile_options(${target} PRIVATE ${flags})
     target_link_options(${target} PUBLIC ${flags})
+  else()
+    target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
   endif()
 endfunction()
 
@@ -49,6 +50,8 @@ function(tide_library name)
   add_library(tide::${name} ALIAS tide_${name})
   tide_target_options(tide_${name})
   target_link_libraries(tide_${name} PUBLIC ${arg_DEPS})
+  set_target_properties(tide_${name} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY TIDE_LIBRARIES tide_${name})
 endfunction()
 
 # TIMEOUT is the hard limit of the whole binary; scripts/run_tests.py reads it from ctest.
@@ -92,5 +95,7 @@ function(tide_python_module name)
   tide_target_options(${name})
   target_link_libraries(${name} PRIVATE ${arg_DEPS})
   set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${TIDE_PYTHON_OUTPUT_DIR}")
-  install(TARGETS ${name} LIBRARY DESTINATION tide COMPONENT python)
+  if(SKBUILD)
+    install(TARGETS ${name} LIBRARY DESTINATION tide COMPONENT python)
+  endif()
 endfunction()

@@ -131,9 +131,13 @@ def read_dead_gtest(process: Process, names: list[str], limit_s: float) -> Outco
     return outcome
 
 
-def run_gtest(binary: str, limit_s: float, fast: bool) -> Outcome:
+# Tests left out by tier; `--all` leaves out none.
+GTEST_FILTERS = {"fast": "-*Slow*:*FullProduct*", "test": "-*FullProduct*", "all": "*"}
+
+
+def run_gtest(binary: str, limit_s: float, tier: str) -> Outcome:
     """Runs one C++ test binary."""
-    test_filter = "--gtest_filter=-*Slow*" if fast else "--gtest_filter=*"
+    test_filter = f"--gtest_filter={GTEST_FILTERS[tier]}"
     try:
         names = list_gtests(binary, test_filter)
     except (OSError, RuntimeError) as error:
@@ -182,7 +186,7 @@ def read_dead_pytest(process: Process, limit_s: float) -> Outcome:
     return outcome
 
 
-def run_pytest(path: Path, limit_s: float, fast: bool) -> Outcome:
+def run_pytest(path: Path, limit_s: float, tier: str) -> Outcome:
     """Runs one Python test file."""
     env = dict(os.environ, PYTHONUNBUFFERED="1", COLUMNS="200")
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +195,7 @@ def run_pytest(path: Path, limit_s: float, fast: bool) -> Outcome:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", name]
         # The stacks of a hanging test are printed halfway to the time limit.
         command += [f"--junitxml={report}", "-o", f"faulthandler_timeout={0.5 * limit_s:.1f}"]
-        process = run_process(command + (["-m", "not slow"] if fast else []), limit_s, env)
+        process = run_process(command + (["-m", "not slow"] if tier == "fast" else []), limit_s, env)
         if process.code == PYTEST_NO_TESTS:
             return Outcome(log=process.log)
         complete = process.code is not None and report.exists()
@@ -234,6 +238,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="CMake build folder")
     parser.add_argument("--fast", action="store_true", help="leave out *Slow* and marker slow")
+    parser.add_argument("--all", action="store_true", help="also *FullProduct*, which takes hours")
     parser.add_argument("--cpp-only", action="store_true", help="no Python tests")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one Python file")
     parser.add_argument("--scale", type=float, default=1, help="factor on every time limit")
@@ -244,6 +249,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Runs everything; 0 if at least one test ran and none failed."""
     arguments = parse_arguments()
+    tier = "fast" if arguments.fast else "all" if arguments.all else "test"
     jobs = []
     for name, binary, limit_s in find_gtests(arguments.build):
         jobs.append((name, run_gtest, binary, limit_s))
@@ -255,7 +261,7 @@ def main() -> int:
         if arguments.only and not any(word in name for word in arguments.only):
             continue
         start = time.monotonic()
-        outcome = run(target, limit_s * arguments.scale, arguments.fast)
+        outcome = run(target, limit_s * arguments.scale, tier)
         show(name, outcome, time.monotonic() - start)
         passed += outcome.passed
         skipped += outcome.skipped

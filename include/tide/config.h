@@ -1,19 +1,27 @@
-// Options from the environment: one table, read once, printed by `tide info`.
+// Options from the environment: one table, the only reader of TIDE_* variables, printed by
+// `tide info`.
+//
+//   Communicator comm(bootstrap, OptionsFromEnvironment());
 #ifndef TIDE_CONFIG_H_
 #define TIDE_CONFIG_H_
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tide/communicator.h"
 
 namespace tide {
 
 struct ConfigRow {
   std::string name;
-  std::string type;
+  std::string type;  // "bytes", "seconds", "count", "word", "folder"
   std::string default_value;
   std::string doc;
-  std::string value;   // what is in force
-  std::string source;  // "default" or "environment"
+  std::string value;             // what is in force
+  std::string source;            // "default" or "environment"
+  std::optional<double> number;  // of bytes, seconds or things; empty if not set or not valid
+  std::string problem;           // what is wrong with the value, empty if nothing is
 };
 
 struct Config {
@@ -21,8 +29,11 @@ struct Config {
   std::vector<std::string> warnings;  // unknown TIDE_* variables
 };
 
-// Reads the environment now.
+// Reads the environment now. An empty variable counts as not set.
 Config ReadConfig();
+
+// The defaults with what the environment sets. Throws Error(kInvalidArgument) for a bad value.
+CommunicatorOptions OptionsFromEnvironment();
 
 }  // namespace tide
 

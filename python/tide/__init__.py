@@ -37,6 +37,7 @@ def enable(
     strict: bool = False,
     collectives: str | Sequence[str] = _COLLECTIVES,
     timeout: float | None = None,
+    nodes: int | None = None,
 ) -> Handle:
     """Runs the collectives of every ``fully_shard`` group inside ``model`` through TIDE.
 
@@ -49,6 +50,8 @@ def enable(
         strict: raise instead of using torch's path.
         collectives: which of "all_gather" and "reduce_scatter" to take over.
         timeout: seconds before a wait for a peer fails; the process group's own by default.
+        nodes: virtual nodes to split the ranks of one machine into, node-major; must divide the
+            ranks of every process group of the model. TIDE_NODES, or one node, by default.
 
     Returns:
         A handle with ``report()``, ``counters`` and ``disable()``.
@@ -60,7 +63,7 @@ def enable(
     from tide.fsdp.enable import Options, enable_model
 
     names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
-    return enable_model(model, Options(mode, strict, names, timeout))
+    return enable_model(model, Options(mode, strict, names, timeout, nodes))
 
 
 def disable(model: nn.Module) -> None:

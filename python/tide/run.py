@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 -m tide.run train.py arguments...
 
 A root is enabled when its first forward begins, unless the script did it. Rank 0 prints the
-report once to stderr, after the first backward or at exit.
+report to stderr after the first backward, and at exit if a path or a reason changed since.
 """
 
 from __future__ import annotations
@@ -21,16 +21,23 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from tide.fsdp.enable import Handle, Options, enable_model, is_enabled
+from tide.fsdp.report import Report
 
 _COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
+def _paths(report: Report) -> tuple[Any, ...]:
+    """Returns what makes a report worth printing again: no sizes, no numbers of calls."""
+    return [(group["name"], group["reason"]) for group in report.groups], report.notes
+
+
 class _Reporter:
-    """Prints the report of the first enabled root once, on rank 0."""
+    """Prints the reports of all enabled roots on rank 0."""
 
     def __init__(self) -> None:
         self._handles: list[Handle] = []
-        self._printed = False
+        self._printed: list[tuple[Any, ...]] = []
+        self._stepped = False
         self._rank = 0
 
     def add(self, handle: Handle) -> None:
@@ -38,14 +45,22 @@ class _Reporter:
         self._handles.append(handle)
         self._rank = dist.get_rank()
 
+    def after_backward(self) -> None:
+        """Prints all reports after the first backward."""
+        if not self._stepped:
+            self._stepped = True
+            self.show()
+
     def show(self) -> None:
-        """Prints all reports unless printed before."""
-        if self._printed or not self._handles:
+        """Prints all reports unless nothing but numbers changed since they were printed."""
+        if self._rank != 0:
             return
-        self._printed = True
-        if self._rank == 0:
-            for handle in self._handles:
-                print(handle.report(), file=sys.stderr, flush=True)
+        reports = [handle.report() for handle in self._handles]
+        paths = [_paths(report) for report in reports]
+        if paths != self._printed:
+            self._printed = paths
+            for report in reports:
+                print(report, file=sys.stderr, flush=True)
 
 
 def hook_roots(options: Options) -> _Reporter:
@@ -64,7 +79,7 @@ def hook_roots(options: Options) -> _Reporter:
     @functools.wraps(final_callback)
     def reporting_final_callback(self: FSDPState) -> Any:
         result = final_callback(self)
-        reporter.show()
+        reporter.after_backward()
         return result
 
     FSDPState._lazy_init = enabling_lazy_init

@@ -95,7 +95,7 @@ class Communicator::Impl {
     std::vector<internal::Arena::Need> sized;
     for (const GroupNeed& need : needs) {
       const GroupLayout& layout = group(need.group).layout;
-      sized.push_back({&layout, WholeGroup(layout, need.grad_dtypes, need.output_dtype)});
+      sized.push_back({&layout, {need.params, need.grad_dtypes, need.output_dtype}});
     }
     if (arena_.Reserve(sized)) ForgetPrograms();
   }
@@ -188,15 +188,6 @@ class Communicator::Impl {
   TraceRecorder trace;
 
  private:
-  static ReduceScatterSpec WholeGroup(const GroupLayout& layout, std::vector<DType> grad_dtypes,
-                                      DType output_dtype) {
-    ReduceScatterSpec spec;
-    for (size_t p = 0; p < layout.params().size(); ++p) spec.params.push_back(static_cast<int>(p));
-    spec.grad_dtypes = std::move(grad_dtypes);
-    spec.output_dtype = output_dtype;
-    return spec;
-  }
-
   void ForgetPrograms() {  // they name offsets of the old regions
     programs_.clear();
     floors_.clear();
@@ -313,8 +304,11 @@ int Communicator::RegisterGroup(const std::string& name, const std::vector<Param
   return impl_->RegisterGroup(name, shapes);
 }
 const GroupLayout& Communicator::layout(int group) const { return impl_->group(group).layout; }
-SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label) {
-  return impl_->fabric().AddSegment(bytes, label);
+SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) {
+  return impl_->fabric().AddSegment(bytes, label, kind);
+}
+const std::string& Communicator::unshared_reason() const {
+  return impl_->fabric().unshared_reason();
 }
 void Communicator::Reserve(const std::vector<GroupNeed>& needs) { impl_->Reserve(needs); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }

@@ -1,36 +1,85 @@
 #include "tide/config.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+
+#include "tide/error.h"
 
 namespace tide {
 namespace {
 
+constexpr const char* kTimeout = "TIDE_TIMEOUT";
+constexpr const char* kMemoryLimit = "TIDE_MEMORY_LIMIT";
+constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
+constexpr const char* kCache = "TIDE_CACHE";
+constexpr const char* kNodes = "TIDE_NODES";
+constexpr const char* kPlacement = "TIDE_PLACEMENT";
+constexpr const char* kRoundWidth = "TIDE_ROUND_WIDTH";
+constexpr const char* kPasses = "TIDE_PASSES";
+// 31 years; as nanoseconds it fits into 64 bits.
+constexpr double kMostSeconds = 1e9;
+
+ConfigRow Row(const char* name, const char* type, const char* default_value, const char* doc) {
+  return {name, type, default_value, doc, default_value, "default", std::nullopt, ""};
+}
+
 std::vector<ConfigRow> Table() {
   return {
-      {"TIDE_TIMEOUT", "seconds", "the process group's",
-       "how long any wait may take before it is an error", "", ""},
-      {"TIDE_MEMORY_LIMIT", "bytes", "none", "act as if only this much memory were available", "",
-       ""},
-      {"TIDE_STAGING_SLOT", "bytes", "none",
-       "upper bound of a reduce-scatter staging slot; larger calls go in chunks", "", ""},
-      {"TIDE_CACHE", "folder", "~/.cache/tide", "where the file compiled against torch is kept", "",
-       ""},
+      Row(kTimeout, "seconds", "the process group's",
+          "how long any wait may take before it is an error"),
+      Row(kMemoryLimit, "bytes", "none", "act as if only this much memory were available"),
+      Row(kStagingSlot, "bytes", "none",
+          "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
+      Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
+      Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
+      Row(kRoundWidth, "count", "2",
+          "k: reduce-scatter transfers between nodes under way together"),
+      Row(kPasses, "count", "1", "n_part: passes of a reduce-scatter over several nodes"),
+      Row(kCache, "folder", "~/.cache/tide", "where the file compiled against torch is kept"),
   };
+}
+
+// Bytes and counts are whole; 2^53 is the last whole number that a double holds for sure.
+void ParseNumber(ConfigRow* row) {
+  char* end = nullptr;
+  const double number = std::strtod(row->value.c_str(), &end);
+  const bool count = row->type == "count";
+  const bool whole = number == std::floor(number) && number < (count ? 0x1p31 : 0x1p53);
+  if (*end == '\0' && std::isfinite(number) && number > 0 && (row->type == "seconds" || whole)) {
+    row->number = number;
+    return;
+  }
+  row->problem = fmt::format("{} must be a positive {}number{}, not '{}'", row->name,
+                             row->type == "seconds" ? "" : "whole ",
+                             count ? "" : " of " + row->type, row->value);
+}
+
+void ReadVariable(ConfigRow* row) {
+  const char* value = std::getenv(row->name.c_str());
+  if (value == nullptr || *value == '\0') return;
+  row->value = value;
+  row->source = "environment";
+  if (row->type != "folder" && row->type != "word") ParseNumber(row);
+  if (row->name == kPlacement) {
+    try {
+      ParsePlacement(row->value);
+    } catch (const Error& error) {
+      row->problem = fmt::format("{}: {}", row->name, error.what());
+    }
+  }
 }
 
 }  // namespace
 
 Config ReadConfig() {
   Config config{Table(), {}};
-  for (ConfigRow& row : config.rows) {
-    const char* value = std::getenv(row.name.c_str());
-    row.value = value != nullptr ? value : row.default_value;
-    row.source = value != nullptr ? "environment" : "default";
-  }
+  for (ConfigRow& row : config.rows) ReadVariable(&row);
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::strncmp(*entry, "TIDE_", 5) != 0) continue;
     const std::string name(*entry, std::strcspn(*entry, "="));
@@ -40,6 +89,27 @@ Config ReadConfig() {
       config.warnings.push_back("unknown variable " + name + " is ignored; see `tide info`");
   }
   return config;
+}
+
+CommunicatorOptions OptionsFromEnvironment() {
+  CommunicatorOptions options;
+  for (const ConfigRow& row : ReadConfig().rows) {
+    if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
+    if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);
+    if (!row.number) continue;
+    if (row.name == kTimeout) {
+      options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::duration<double>(std::min(*row.number, kMostSeconds)));
+    }
+    if (row.name == kMemoryLimit) options.memory_limit_bytes = static_cast<int64_t>(*row.number);
+    if (row.name == kStagingSlot) {
+      options.reduce_scatter.staging.slot_bytes = static_cast<int64_t>(*row.number);
+    }
+    if (row.name == kNodes) options.nodes = static_cast<int>(*row.number);
+    if (row.name == kRoundWidth) options.reduce_scatter.round_width = static_cast<int>(*row.number);
+    if (row.name == kPasses) options.reduce_scatter.passes = static_cast<int>(*row.number);
+  }
+  return options;
 }
 
 }  // namespace tide

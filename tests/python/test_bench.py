@@ -6,8 +6,11 @@ import json
 import os
 
 import pytest
-from tide.bench import collectives, demo, mlp, stats
+from tide.bench import collectives, demo, demo_report, demo_worker, mlp, stats
+from tide.bench import launch as bench_launch
+from tide.bench.demo_worker import DemoConfig, Step, Training
 from tide.bench.launch import Context, LaunchError, launch
+from tide.bench.probe import Call
 from tide.bench.text import load_text
 
 ROW_KEYS = {
@@ -119,6 +122,12 @@ def test_launch_notices_a_rank_that_dies() -> None:
         launch(_die_on_rank_0, 2)
 
 
+def test_missing_memory_is_said_in_a_fitting_unit(monkeypatch) -> None:
+    monkeypatch.setattr(bench_launch, "available_bytes", lambda: 3 << 19)
+    with pytest.raises(LaunchError, match="about 2 GiB of memory, 1.5 MiB is available"):
+        bench_launch.require_memory(2 << 30, "the demo")
+
+
 @pytest.mark.parametrize("operation", collectives.OPERATIONS)
 def test_collective_row(operation: str) -> None:
     row = collectives.run(operation, ranks=2, preset="tiny", rounds=3)
@@ -148,9 +157,64 @@ def test_mlp_row() -> None:
     assert row["groups"] >= 2
 
 
+def _tiny_demo(steps: int) -> DemoConfig:
+    return DemoConfig(
+        steps=steps,
+        mode="auto",
+        layers=2,
+        width=32,
+        heads=2,
+        length=16,
+        batch=1,
+        seed=0,
+        text=bytes(range(256)) * 8,
+    )
+
+
 @pytest.mark.slow
-def test_demo_writes_its_files(tmp_path) -> None:
+def test_taking_turns_changes_no_loss() -> None:
+    config = _tiny_demo(steps=5)
+    together = launch(demo_worker.train, 2, config)[0]
+    for name, training in together.items():
+        memory = demo_worker.MemoryConfig(config, name == "tide")
+        alone = launch(demo_worker.measure_memory, 2, memory)[0]
+        assert [step.loss for step in training.steps] == alone.losses
+        assert len(alone.samples) > 2
+    assert {group["all_gather"] for group in together["tide"].groups} == {"tide"}
+
+
+def _step(start: float, calls: list[tuple[str, float, float]]) -> Step:
+    recorded = [Call(name, start + begin, start + end) for name, begin, end in calls]
+    return Step(start, start + 4, start + 8, start + 10, recorded, loss=1.0)
+
+
+def test_parts_of_a_step_are_what_they_are_called() -> None:
+    gather, copy_out, reduce = "foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce"
+    # Rank 1 comes 1 s later to the gather; its later copy-out keeps nobody waiting.
+    calls = [
+        [(gather, 0.0, 2.0), (copy_out, 2.0, 3.0), (reduce, 5.0, 7.0)],
+        [(gather, 1.0, 2.0), (copy_out, 4.0, 5.0), (reduce, 5.0, 7.0)],
+    ]
+    trainings = [Training([_step(0.0, own)], parameters=1) for own in calls]
+    summary = demo_report.summarise(trainings, [[1 << 20, 3 << 20], [1 << 20, 2 << 20]], 0)
+    assert summary == {
+        "step_ms_median": 10e3,
+        "step_ms_p90": 10e3,
+        "forward_ms": 4e3,
+        "backward_ms": 4e3,
+        "collective_ms": 4.5e3,
+        "wait_ms": 0.5e3,
+        "transfer_ms": 4e3,
+        "peak_mib": 5.0,
+    }
+
+
+@pytest.mark.slow
+def test_demo_writes_its_files(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     assert demo.main([*DEMO_ARGUMENTS, "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "of it waiting for ranks" in shown and "stock / TIDE" in shown
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["stock"]) == set(report["tide"]) == RUN_KEYS
     assert set(report) == {

@@ -364,20 +364,38 @@ fully_shard(model[0], mesh=mesh)
 fully_shard(model, mesh=mesh)
 for _ in range(2):
     model(torch.randn(2, 4)).sum().backward()
+"""
+_LATER_FALLBACK = """
+model[0].unshard(async_op=True).wait()
+"""
+_END = """
 dist.destroy_process_group()
 """
 
 
-def test_run_enables_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(_SCRIPT, encoding="ascii")
+def _run_script(folder: Path, source: str, *options: str) -> str:
+    """Runs a script on 2 ranks under tide.run and returns what it wrote to stderr."""
+    script = folder / "train.py"
+    script.write_text(source, encoding="ascii")
     python = Path(__file__).resolve().parents[2] / "python"
     environment = {**os.environ, "PYTHONPATH": str(python), "OMP_NUM_THREADS": "1"}
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-m", *launcher, "-m", "tide.run", "--strict", str(script)]
+    command = [sys.executable, "-m", *launcher, "-m", "tide.run", *options, str(script)]
     done = subprocess.run(
         [*command, "--steps", "2"], capture_output=True, text=True, env=environment, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("TIDE, 2 ranks") == 1
-    assert "(root)" in done.stderr
+    return done.stderr
+
+
+def test_run_enables_a_script(tmp_path: Path) -> None:
+    written = _run_script(tmp_path, _SCRIPT + _END, "--strict")
+    assert written.count("TIDE, 2 ranks") == 1
+    assert "(root)" in written
+
+
+def test_run_reports_again_what_fell_back_later(tmp_path: Path) -> None:
+    written = _run_script(tmp_path, _SCRIPT + _LATER_FALLBACK + _END)
+    first, second = written.split("TIDE, 2 ranks")[1:]
+    assert "asynchronous unshard" not in first
+    assert "some calls of all_gather: asynchronous unshard" in second

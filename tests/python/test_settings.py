@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import tide
 import torch
 from spawn import Context, RankGroup
-from tide.fsdp import settings
+from tide.fsdp import settings, storage
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 
 def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.problem() is None
+    assert settings.number("TIDE_TIMEOUT") is None
     monkeypatch.setenv("TIDE_TIMEOUT", "2.5")
     assert settings.number("TIDE_TIMEOUT") == 2.5
     for bad in ("soon", "-1", "0", "inf"):
         monkeypatch.setenv("TIDE_TIMEOUT", bad)
         assert "TIDE_TIMEOUT must be a positive number" in settings.problem()
+        with pytest.raises(tide.Error, match="TIDE_TIMEOUT must be a positive number"):
+            settings.number("TIDE_TIMEOUT")
+
+
+def test_the_cache_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(storage, "_checkout", lambda: None)
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path))
+    (folder,) = storage._candidates(Path(__file__))
+    assert folder.parent == tmp_path
+
+
+def _misspelt(context: Context) -> None:
+    os.environ["TIDE_TIMOUT"] = "3"
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tide.enable(fully_shard(nn.Linear(8, 8))).disable()
+        found = [
+            str(warning.message) for warning in caught if "TIDE_TIMOUT" in str(warning.message)
+        ]
+        assert len(found) == (context.rank == 0)
+    finally:
+        del os.environ["TIDE_TIMOUT"]
+
+
+def test_an_unknown_variable_warns_once(ranks: Callable[[int], RankGroup]) -> None:
+    ranks(2).run(_misspelt)
 
 
 def _one_rank_differs(context: Context) -> None:

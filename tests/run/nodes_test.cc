@@ -1,82 +1,122 @@
 // Both collectives over several virtual nodes, ranks as threads, against a scalar reference.
 #include <gtest/gtest.h>
 
-#include <random>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "testing/cases.h"
 #include "testing/checks.h"
+#include "testing/random_case.h"
 #include "testing/ranks.h"
 #include "tide/communicator.h"
-#include "tide/error.h"
 
 namespace tide {
 namespace {
 
-using testing::Alternate;
 using testing::CheckAllGather;
 using testing::CheckReduceScatter;
+using testing::CoveringRow;
+using testing::kCoveringRows;
+using testing::kProductRows;
+using testing::MakeOptions;
+using testing::MakeRandomCase;
+using testing::PlanChoice;
+using testing::ProductRow;
+using testing::RandomCase;
+using testing::ReductionReference;
 using testing::RunCommunicators;
-using testing::ShapeCase;
 
-CommunicatorOptions Nodes(int nodes) {
-  CommunicatorOptions options;
-  options.nodes = nodes;
-  options.timeout = std::chrono::seconds(30);
-  // Small enough that tiny transfers are striped and have heads.
-  options.all_gather.head_bytes = 512;
-  options.all_gather.min_stripe_bytes = 128;
-  options.reduce_scatter.min_stripe_bytes = 128;
-  return options;
-}
+constexpr int kLayouts = 20;
+constexpr int kMaxParams = 300;
 
-const std::vector<std::pair<int, int>>& SmallTopologies() {
-  static const std::vector<std::pair<int, int>> topologies = {
-      {2, 1}, {3, 1}, {5, 1}, {9, 1}, {2, 2}, {3, 2}, {2, 3}, {5, 2}, {2, 4}, {4, 2}, {3, 4}};
-  return topologies;
-}
-
-TEST(AllGather, ByteExactOverNodes) {
-  for (const auto& [nodes, locals] : SmallTopologies()) {
-    SCOPED_TRACE(::testing::Message() << nodes << " x " << locals);
-    RunCommunicators(nodes * locals, Nodes(nodes), [](Communicator& comm) {
-      for (const ShapeCase& shape : testing::ShapeCases()) {
-        for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF32}) {
-          CheckAllGather(comm, shape, dtype);
-        }
-      }
-    });
-  }
-}
-
-void CheckReductions(int nodes, int locals, CommunicatorOptions options) {
-  RunCommunicators(nodes * locals, options, [&](Communicator& comm) {
-    for (const ShapeCase& shape : testing::ShapeCases()) {
-      const size_t count = shape.rows.size();
-      const std::vector<DType> bf16(count, DType::kBF16);
-      CheckReduceScatter(comm, shape, {bf16, 0.25F, false}, options.reduce_scatter);
-      CheckReduceScatter(comm, shape, {std::vector<DType>(count, DType::kF32), 1.0F / 3, true},
-                         options.reduce_scatter);
-      CheckReduceScatter(comm, shape, {Alternate(count), 1.0F, false}, options.reduce_scatter);
-    }
+// One random group: gathered in bf16 from bf16 or fp32 shards, or as plain bytes; reduced into fp32
+// and into bf16.
+void CheckOneLayout(const Topology& topology, const PlanChoice& choice, unsigned seed,
+                    int max_params = kMaxParams) {
+  SCOPED_TRACE(::testing::Message()
+               << topology.nodes << " x " << topology.local_ranks << ", seed " << seed
+               << ", n_part " << choice.passes << ", k " << choice.round_width << ", "
+               << Name(choice.mode) << ", " << Name(choice.placement));
+  const RandomCase made = MakeRandomCase(seed, max_params);
+  const CommunicatorOptions options = MakeOptions(topology, choice, seed);
+  const GroupLayout layout("g", made.shapes, topology.Ranks());
+  const ReductionReference reference(layout, topology, options.reduce_scatter, made.grad_dtypes);
+  auto bytes = made.shapes;
+  for (ParamShape& shape : bytes) shape.dtype = DType::kU8;
+  RunCommunicators(topology.Ranks(), options, [&](Communicator& comm) {
+    CheckAllGather(comm, "bf16", made.shapes, seed % 2 == 0 ? DType::kBF16 : DType::kF32,
+                   seed % 4 < 2 ? SegmentKind::kNodeShared : SegmentKind::kPerRank);
+    CheckReduceScatter(comm, "g", made.shapes,
+                       {made.grad_dtypes, made.scale, made.accumulate, DType::kF32}, reference);
+    CheckAllGather(comm, "u8", bytes, DType::kU8);
+    CheckReduceScatter(comm, "g", made.shapes,
+                       {made.grad_dtypes, made.scale, !made.accumulate, DType::kBF16}, reference);
   });
 }
 
-TEST(ReduceScatter, BitwiseOverNodes) {
-  for (const auto& [nodes, locals] : SmallTopologies()) {
-    for (const Placement placement : {Placement::kDirect, Placement::kLatinSquare}) {
-      for (const Mode mode : {Mode::kInPlace, Mode::kSlotReuse}) {
-        SCOPED_TRACE(::testing::Message()
-                     << nodes << " x " << locals << " " << Name(placement) << " " << Name(mode));
-        CommunicatorOptions options = Nodes(nodes);
-        options.reduce_scatter.placement = placement;
-        options.reduce_scatter.mode = mode;
-        CheckReductions(nodes, locals, options);
+void CheckLayouts(const Topology& topology, int count, int max_params = kMaxParams) {
+  for (int i = 0; i < count; ++i) {
+    const auto seed = static_cast<unsigned>(1000 * topology.nodes + 100 * topology.local_ranks + i);
+    CheckOneLayout(topology, CoveringRow(i % kCoveringRows), seed, max_params);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(CoveringArray, HasEveryPair) {
+  std::set<std::string> pairs;
+  for (int row = 0; row < kCoveringRows; ++row) {
+    const PlanChoice c = CoveringRow(row);
+    const std::vector<int> values = {c.passes, c.round_width, static_cast<int>(c.mode),
+                                     static_cast<int>(c.placement)};
+    for (size_t a = 0; a < values.size(); ++a) {
+      for (size_t b = a + 1; b < values.size(); ++b) {
+        pairs.insert(std::to_string(a) + std::to_string(b) + std::to_string(values[a]) +
+                     std::to_string(values[b]));
       }
     }
   }
+  EXPECT_EQ(pairs.size(), 16U + 8U + 8U + 8U + 8U + 4U);
 }
+
+TEST(Nodes, FewTopologies) {
+  for (const Topology& topology :
+       {Topology{2, 1}, Topology{5, 1}, Topology{2, 2}, Topology{3, 2}, Topology{2, 3}}) {
+    CheckLayouts(topology, 4, 20);
+  }
+}
+
+class Topologies : public ::testing::TestWithParam<std::pair<int, int>> {
+ protected:
+  Topology topology() const { return {GetParam().first, GetParam().second}; }
+};
+
+std::vector<std::pair<int, int>> UpToSixteenRanks() {
+  std::vector<std::pair<int, int>> all;
+  for (int nodes = 1; nodes <= 16; ++nodes) {
+    for (int locals = 1; nodes * locals <= 16; ++locals) all.emplace_back(nodes, locals);
+  }
+  return all;
+}
+
+std::string TopologyName(const ::testing::TestParamInfo<std::pair<int, int>>& info) {
+  return std::to_string(info.param.first) + "x" + std::to_string(info.param.second);
+}
+
+TEST_P(Topologies, RandomLayoutsSlow) { CheckLayouts(topology(), kLayouts); }
+
+TEST_P(Topologies, FullProduct) {
+  for (int row = 0; row < kProductRows && !HasFailure(); ++row) {
+    CheckOneLayout(topology(), ProductRow(row), static_cast<unsigned>(row));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Small, Topologies, ::testing::ValuesIn(UpToSixteenRanks()), TopologyName);
+INSTANTIATE_TEST_SUITE_P(Large, Topologies,
+                         ::testing::Values(std::pair(9, 4), std::pair(9, 8), std::pair(12, 8),
+                                           std::pair(17, 8)),
+                         TopologyName);
 
 }  // namespace
 }  // namespace tide

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "testing/cases.h"
+#include "testing/landings.h"
 #include "tide/communicator.h"
 #include "tide/plan.h"
 
@@ -17,51 +19,24 @@ namespace tide::testing {
 
 inline constexpr unsigned kSeed = 7;
 inline constexpr int64_t kCanaryBytes = 256;
-inline constexpr char kCanary = 0x5a;
 
-// One rank's padded shard of every parameter; the same seed gives the same bytes on all ranks.
-inline std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank) {
-  std::vector<std::vector<char>> shards;
-  std::mt19937 random(kSeed + static_cast<unsigned>(rank));
-  for (const ParamLayout& param : layout.params()) {
-    shards.push_back(RandomValues(random, dtype, param.shard_elems));
-  }
-  return shards;
-}
-
-template <typename Buffers>
-std::vector<const void*> Pointers(const Buffers& buffers) {
-  std::vector<const void*> pointers;
-  // A vector without elements may have no address; the call wants one for buffers of 0 bytes, too.
-  for (const auto& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
-}
-
-inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
-  const int group = comm.RegisterGroup(shape.name, MakeShapes(shape, dtype));
-  const GroupLayout& layout = comm.layout(group);
-  const int64_t bytes = layout.landing_bytes() + 2 * kCanaryBytes;
-  const SegmentView segment = comm.AddSegment(bytes, "landing");
-  std::memset(segment.address, kCanary, static_cast<size_t>(bytes));
-  comm.Barrier();
-  const auto shards = Shards(layout, dtype, comm.rank());
-  comm.AllGather({group,
-                  Pointers(shards),
-                  std::vector<DType>(shards.size(), dtype),
-                  {segment.id, kCanaryBytes}});
-
-  std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
-  for (int rank = 0; rank < comm.topology().Ranks(); ++rank) {
-    const auto theirs = Shards(layout, dtype, rank);
-    for (size_t p = 0; p < theirs.size(); ++p) {
-      const int64_t at = kCanaryBytes + layout.LandingOffset(static_cast<int>(p), rank);
-      std::copy(theirs[p].begin(), theirs[p].end(), expected.begin() + at);
-    }
-  }
+inline void CheckAllGather(Communicator& comm, const std::string& name,
+                           const std::vector<ParamShape>& shapes, DType shard_dtype,
+                           SegmentKind kind = SegmentKind::kPerRank) {
+  const int group = comm.RegisterGroup(name, shapes);
+  const SegmentView segment = AddLanding(comm, group, kind);
+  Gather(comm, group, segment, kSeed, shard_dtype);
+  const auto expected = Gathered(comm.layout(group), shard_dtype, segment, kSeed);
   EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
-      << shape.name << " " << Name(dtype) << " rank " << comm.rank() << " of "
-      << comm.topology().Ranks();
+      << name << " " << Name(shard_dtype) << " rank " << comm.rank() << " of "
+      << comm.topology().nodes << " x " << comm.topology().local_ranks << ", kind "
+      << static_cast<int>(kind);
   comm.Barrier();
+}
+
+inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype,
+                           SegmentKind kind = SegmentKind::kPerRank) {
+  CheckAllGather(comm, shape.name, MakeShapes(shape, dtype), dtype, kind);
 }
 
 // Gradients of one rank: D_p * K_p elements each.
@@ -165,15 +140,30 @@ class ReductionReference {
   int64_t line_ = 0;
 };
 
+// Writes one element of `bytes`; fp32 or bf16.
+inline void Store(std::vector<char>* bytes, DType dtype, int64_t index, float value) {
+  char* at = bytes->data() + index * static_cast<int64_t>(ItemSize(dtype));
+  const uint16_t half = FloatToBF16(value);
+  if (dtype == DType::kF32) {
+    std::memcpy(at, &value, sizeof value);
+  } else {
+    std::memcpy(at, &half, sizeof half);
+  }
+}
+
 struct ReduceCase {
   std::vector<DType> dtypes;
   float scale = 1.0F;
   bool accumulate = false;
+  DType output = DType::kF32;
 };
 
-inline void CheckReduceScatter(Communicator& comm, const ShapeCase& shape, const ReduceCase& reduce,
-                               const ReduceScatterOptions& options = {}) {
-  const int group = comm.RegisterGroup(shape.name, MakeShapes(shape, DType::kBF16));
+inline constexpr float kOldOutput = 0.25F;
+
+inline void CheckReduceScatter(Communicator& comm, const std::string& name,
+                               const std::vector<ParamShape>& shapes, const ReduceCase& reduce,
+                               const ReductionReference& reference) {
+  const int group = comm.RegisterGroup(name, shapes);
   const GroupLayout& layout = comm.layout(group);
   const auto gradients = Gradients(layout, reduce.dtypes, comm.rank());
   std::vector<int> params(gradients.size());
@@ -182,28 +172,41 @@ inline void CheckReduceScatter(Communicator& comm, const ShapeCase& shape, const
     params[p] = static_cast<int>(p);
     elems += layout.params()[p].shard_elems;
   }
-  const auto canary = static_cast<size_t>(kCanaryBytes) / sizeof(float);
-  std::vector<float> output(static_cast<size_t>(elems) + 2 * canary, -7.5F);
-  std::vector<float> old(static_cast<size_t>(elems), 0.25F);
-  if (reduce.accumulate)
-    std::copy(old.begin(), old.end(), output.begin() + static_cast<int64_t>(canary));
-  const auto expected = ReductionReference(layout, comm.topology(), options, reduce.dtypes)
-                            .Output(comm.rank(), reduce.scale, reduce.accumulate ? &old : nullptr);
-  comm.ReduceScatter({group, params, Pointers(gradients), reduce.dtypes, output.data() + canary,
-                      DType::kF32, reduce.scale, reduce.accumulate});
-  size_t at = canary;
+  const auto item = static_cast<int64_t>(ItemSize(reduce.output));
+  std::vector<char> output(static_cast<size_t>(elems * item + 2 * kCanaryBytes), kCanary);
+  const std::vector<float> old(static_cast<size_t>(elems), kOldOutput);
+  for (int64_t i = 0; reduce.accumulate && i < elems; ++i) {
+    Store(&output, reduce.output, kCanaryBytes / item + i, kOldOutput);
+  }
+  const auto expected =
+      reference.Output(comm.rank(), reduce.scale, reduce.accumulate ? &old : nullptr);
+  comm.ReduceScatter({group, params, Pointers(gradients), reduce.dtypes,
+                      output.data() + kCanaryBytes, reduce.output, reduce.scale,
+                      reduce.accumulate});
+  int64_t at = 0;
   for (size_t p = 0; p < params.size(); ++p) {
     const int64_t live = layout.LiveElems(static_cast<int>(p), comm.rank());
     for (int64_t i = 0; i < layout.params()[p].shard_elems; ++i, ++at) {
       if (reduce.accumulate && i >= live) continue;  // padding keeps what it had
-      ASSERT_EQ(output[at], expected[at - canary])
-          << shape.name << " parameter " << p << " element " << i;
+      const float wanted = expected[static_cast<size_t>(at)];
+      ASSERT_EQ(ValueAt(output, reduce.output, kCanaryBytes / item + at),
+                reduce.output == DType::kBF16 ? BF16ToFloat(FloatToBF16(wanted)) : wanted)
+          << name << " parameter " << p << " element " << i << " rank " << comm.rank() << " of "
+          << comm.topology().nodes << " x " << comm.topology().local_ranks;
     }
   }
-  for (size_t i = 0; i < canary; ++i) {
-    ASSERT_EQ(output[i], -7.5F);
-    ASSERT_EQ(output[output.size() - 1 - i], -7.5F);
+  for (int64_t i = 0; i < kCanaryBytes; ++i) {
+    ASSERT_EQ(output[static_cast<size_t>(i)], kCanary);
+    ASSERT_EQ(output[output.size() - 1 - static_cast<size_t>(i)], kCanary);
   }
+}
+
+inline void CheckReduceScatter(Communicator& comm, const ShapeCase& shape,
+                               const ReduceCase& reduce) {
+  const auto shapes = MakeShapes(shape, DType::kBF16);
+  const GroupLayout layout(shape.name, shapes, comm.topology().Ranks());
+  CheckReduceScatter(comm, shape.name, shapes, reduce,
+                     ReductionReference(layout, comm.topology(), {}, reduce.dtypes));
 }
 
 inline std::vector<DType> Alternate(size_t count) {

@@ -3,8 +3,8 @@
     rows = run("all-gather", ranks=4, preset="small", rounds=20)
 
 Three things alternate in every round, by the same processes: TIDE, the floor (the same copies and
-sums with all waiting removed), and stock (gloo with FSDP2's packing and unpacking). Each is timed
-barrier to barrier, on the slowest rank.
+sums with all waiting removed, into memory of each rank's own), and stock (gloo with FSDP2's packing
+and unpacking). Each is timed barrier to barrier, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.bench.stats import Interval, median_ratio, now, round_seconds
+from tide.bench.stats import Interval, comparison, now
 
 OPERATIONS = ("all-gather", "reduce-scatter")
 
@@ -36,6 +35,31 @@ PRESETS: dict[str, list[tuple[int, int]]] = {
         (4096, 1),
         (4096, 1),
     ],
+    "llama70b-layer": [
+        (8192, 8192),
+        (1024, 8192),
+        (1024, 8192),
+        (8192, 8192),
+        (28672, 8192),
+        (28672, 8192),
+        (8192, 28672),
+        (8192, 1),
+        (8192, 1),
+    ],
+    # The experts are two grouped tensors, one row an expert.
+    "qwen3-30b-a3b-layer": [
+        (4096, 2048),
+        (512, 2048),
+        (512, 2048),
+        (2048, 4096),
+        (128, 1),
+        (128, 1),
+        (128, 2048),
+        (128, 2 * 768 * 2048),
+        (128, 2048 * 768),
+        (2048, 1),
+        (2048, 1),
+    ],
 }
 _WARM_UP = 3
 _TIMEOUT_S = 300.0
@@ -48,6 +72,7 @@ class Config:
     operation: str
     preset: str
     rounds: int
+    nodes: int = 1
 
 
 @dataclass
@@ -65,14 +90,27 @@ def shard_elems(shape: tuple[int, int], ranks: int) -> int:
     return math.ceil(shape[0] / ranks) * shape[1]
 
 
-def _communicator(context: Context) -> Any:
+def _communicator(context: Context, nodes: int) -> Any:
     import torch.distributed as dist
 
     from tide import _core
     from tide.fsdp.communicators import exchange_objects
 
     exchange = partial(exchange_objects, process_group=dist.group.WORLD)
-    return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S)
+    return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S, nodes=nodes)
+
+
+def _register(comm: Any, shapes: list[tuple[int, int]]) -> int:
+    from tide import _core
+
+    return comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+
+
+def _random_bf16(rank: int, shapes: list[Any]) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
 
 
 def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> Bodies:
@@ -85,11 +123,14 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
 
     world, rank = context.world, context.rank
     sizes = [shard_elems(shape, world) for shape in shapes]
-    generator = torch.Generator().manual_seed(rank)
-    shards = [torch.randn(n, generator=generator).bfloat16() for n in sizes]
-    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
-    segment = comm.add_segment(comm.landing_bytes(group), "landing")
-    arguments = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards), segment.id, 0)
+    shards = _random_bf16(rank, sizes)
+    group = _register(comm, shapes)
+    size = comm.landing_bytes(group)
+    segment = comm.add_segment(size, "landing", _core.SegmentKind.NODE_SHARED)
+    # The floor's ranks write every rank's copy; TIDE's share one, and may be faster than the floor.
+    apart = comm.add_segment(size, "landing of the floor", _core.SegmentKind.PER_RANK)
+    sources = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards))
+    arguments, floor_arguments = (*sources, segment.id, 0), (*sources, apart.id, 0)
 
     parameters = [torch.empty(world * n, dtype=torch.bfloat16) for n in sizes]
 
@@ -118,7 +159,7 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
 
     return Bodies(
         tide=lambda: comm.all_gather(*arguments),
-        floor=lambda: comm.unsynchronised_all_gather(*arguments),
+        floor=lambda: comm.unsynchronised_all_gather(*floor_arguments),
         stock=stock,
         check=check,
     )
@@ -130,13 +171,12 @@ def _reduce_scatter(context: Context, comm: Any, shapes: list[tuple[int, int]]) 
 
     from tide import _core
 
-    world, rank = context.world, context.rank
+    world = context.world
     sizes = [shard_elems(shape, world) for shape in shapes]
-    generator = torch.Generator().manual_seed(rank)
-    gradients = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
-    group = comm.register_group("bench", [(f"p{i}", *s, _core.BF16) for i, s in enumerate(shapes)])
+    gradients = _random_bf16(context.rank, shapes)
+    group = _register(comm, shapes)
     indices, dtypes = list(range(len(shapes))), [_core.BF16] * len(shapes)
-    comm.reserve_staging(comm.staging_bytes(group, indices, dtypes))
+    comm.reserve([(group, indices, dtypes, _core.F32)])
     output = torch.empty(sum(sizes))
     arguments = (group, indices, [t.data_ptr() for t in gradients], dtypes, output.data_ptr())
     arguments += (_core.F32, 1.0 / world, False)
@@ -161,7 +201,7 @@ def _reduce_scatter(context: Context, comm: Any, shapes: list[tuple[int, int]]) 
 
 
 def _worker(context: Context, config: Config) -> dict[str, list[Interval]]:
-    comm = _communicator(context)
+    comm = _communicator(context, config.nodes)
     make = _all_gather if config.operation == "all-gather" else _reduce_scatter
     bodies = make(context, comm, PRESETS[config.preset])
     bodies.check()
@@ -196,6 +236,7 @@ def run(
     preset: str,
     rounds: int = 20,
     on_progress: Callable[[Any], None] | None = None,
+    nodes: int = 1,
 ) -> dict[str, Any]:
     """Measures one operation.
 
@@ -205,13 +246,14 @@ def run(
         preset: a key of PRESETS; all tensors are bf16.
         rounds: how often each contestant runs, warm-up apart.
         on_progress: called after every round.
+        nodes: virtual nodes that the ranks are split into.
 
     Returns:
-        A row: op, ranks, tensors, elements, tide_ms, stock_ms, floor_ms (medians), speedup,
-        over_floor (medians of the ratios within a round).
+        A row: op, ranks, nodes, tensors, elements, and the numbers of `stats.comparison`.
 
     Raises:
-        ValueError: an unknown operation or preset, ranks < 2 or rounds < 1.
+        ValueError: an unknown operation or preset, ranks < 2, rounds < 1, or nodes that do not
+            divide the ranks.
         LaunchError: a rank failed, also when TIDE's result was wrong.
     """
     if operation not in OPERATIONS:
@@ -220,18 +262,16 @@ def run(
         raise ValueError(f"expected a preset of {sorted(PRESETS)}, got {preset!r}")
     if ranks < 2 or rounds < 1:
         raise ValueError(f"expected ranks >= 2 and rounds >= 1, got {ranks} and {rounds}")
+    if nodes < 1 or ranks % nodes != 0:
+        raise ValueError(f"expected nodes to divide {ranks} ranks, got {nodes}")
     require_memory(memory_need(preset, ranks), f"the bench {preset} on {ranks} ranks")
-    results = launch(_worker, ranks, Config(operation, preset, rounds), on_progress)
-    times = {name: round_seconds([r[name] for r in results]) for name in ("tide", "floor", "stock")}
+    results = launch(_worker, ranks, Config(operation, preset, rounds, nodes), on_progress)
     shapes = PRESETS[preset]
     return {
         "op": operation,
         "ranks": ranks,
+        "nodes": nodes,
         "tensors": len(shapes),
         "elements": sum(rows * columns for rows, columns in shapes),
-        "tide_ms": 1e3 * median(times["tide"]),
-        "stock_ms": 1e3 * median(times["stock"]),
-        "floor_ms": 1e3 * median(times["floor"]),
-        "speedup": median_ratio(times["stock"], times["tide"]),
-        "over_floor": median_ratio(times["tide"], times["floor"]),
+        **comparison(results),
     }

@@ -1,5 +1,7 @@
 """Trains a byte-level transformer under FSDP2 twice, stock and through TIDE, and compares.
 
+The two trainings take turns step by step. Peak memory is measured afterwards, one model at a time.
+
     python -m tide.bench.demo --ranks 4 --steps 40
 
 Text is the Python standard library's own sources. Everything runs on CPU processes of this machine.
@@ -9,16 +11,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tide.bench import demo_report
-from tide.bench.demo_worker import WARM_UP_STEPS, DemoConfig, RankResult, work
+from tide.bench.demo_worker import (
+    WARM_UP_STEPS,
+    DemoConfig,
+    MemoryConfig,
+    Step,
+    Training,
+    measure_memory,
+    train,
+)
 from tide.bench.launch import launch, require_memory
+from tide.bench.terminal import make_console, make_progress
 from tide.bench.text import load_text
 
 _PLAIN_LINES = 8
@@ -34,10 +43,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, default=4, help="processes")
-    parser.add_argument("--steps", type=int, default=40, help="training steps of each run")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each training")
     modes = ("auto", "in_place", "slot_reuse")
     parser.add_argument("--mode", default="auto", choices=modes, help="passed to tide.enable")
-    parser.add_argument("--nodes", type=int, default=1, help="only 1 for now")
+    parser.add_argument("--nodes", type=int, default=1, help="virtual nodes: must divide the ranks")
     parser.add_argument("--layers", type=int, default=4, help="transformer blocks")
     parser.add_argument("--width", type=int, default=1024, help="model width")
     parser.add_argument("--heads", type=int, default=16, help="attention heads")
@@ -53,11 +62,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _problem(options: argparse.Namespace) -> str | None:
     """What is wrong with the options, or None."""
-    if options.nodes != 1:
-        return (
-            f"--nodes {options.nodes}: only one node is supported; several nodes come later, "
-            "leave the option out"
-        )
+    if options.nodes < 1 or options.ranks % options.nodes != 0:
+        return f"--nodes must divide the {options.ranks} ranks, got {options.nodes}"
     if options.ranks < 2:
         return f"--ranks must be at least 2 to have something to communicate, got {options.ranks}"
     if options.steps < 2:
@@ -71,27 +77,39 @@ def _problem(options: argparse.Namespace) -> str | None:
     return None
 
 
-def _run(config: DemoConfig, ranks: int, title: str, console: Console) -> list[RankResult]:
-    """One training run, with a bar on a terminal and a few plain lines elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+def _train(config: DemoConfig, ranks: int, console: Console) -> dict[str, list[Training]]:
+    """Both trainings, with a bar on a terminal and a few plain lines elsewhere."""
     every = max(1, config.steps // _PLAIN_LINES)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{title}: starting {ranks} processes", total=config.steps)
+    with make_progress(console) as progress:
+        task = progress.add_task(f"starting {ranks} processes", total=config.steps)
 
-        def on_progress(payload: tuple[int, float, float]) -> None:
-            index, loss, milliseconds = payload
-            text = f"{title}: loss {loss:.3f}, {milliseconds:.0f} ms a step"
+        def on_progress(payload: tuple[int, dict[str, Step]]) -> None:
+            index, last = payload
+            stock, ours = (1e3 * (last[name].end - last[name].start) for name in ("stock", "tide"))
+            text = f"loss {last['tide'].loss:.3f}, stock {stock:.0f} ms a step, TIDE {ours:.0f} ms"
             progress.update(task, completed=index + 1, description=text)
             if not console.is_terminal and (index % every == 0 or index == config.steps - 1):
                 console.print(f"{text} ({index + 1}/{config.steps})", highlight=False)
 
-        return launch(work, ranks, config, on_progress)
+        results = launch(train, ranks, config, on_progress)
+    return {name: [result[name] for result in results] for name in ("stock", "tide")}
+
+
+def _measure_memory(config: DemoConfig, ranks: int, console: Console) -> dict[str, list[list[int]]]:
+    """Samples of every rank, with one model at a time in the processes."""
+    samples = {}
+    for name, title in (("stock", "stock"), ("tide", "TIDE")):
+        console.print(f"memory of {title}, in processes of its own", highlight=False)
+        passes = launch(measure_memory, ranks, MemoryConfig(config, name == "tide"))
+        samples[name] = [one.samples for one in passes]
+    return samples
 
 
 def _compare(options: argparse.Namespace, console: Console) -> None:
     config = DemoConfig(
         steps=options.steps,
         mode=options.mode,
+        nodes=options.nodes,
         layers=options.layers,
         width=options.width,
         heads=options.heads,
@@ -99,7 +117,6 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         batch=options.batch,
         seed=options.seed,
         text=load_text(),
-        through_tide=False,
     )
     parameters = options.layers * 12 * options.width**2
     needed = options.ranks * (parameters * _BYTES_PER_PARAMETER + _BYTES_PER_PROCESS)
@@ -117,19 +134,19 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         f"{len(config.text) / 1e6:.1f} MB of text",
         highlight=False,
     )
-    stock = _run(config, options.ranks, "stock", console)
-    ours = _run(replace(config, through_tide=True), options.ranks, "TIDE", console)
+    trainings = _train(config, options.ranks, console)
+    memory = _measure_memory(config, options.ranks, console)
     # A run too short to leave the warm-up out still shows its last step.
     warm_up = min(WARM_UP_STEPS, options.steps - 1)
-    report = demo_report.build(stock, ours, model, warm_up)
+    report = demo_report.build(trainings, memory, model, warm_up)
     demo_report.show(report, console)
-    demo_report.write(options.out, report, stock, ours, console.print)
+    demo_report.write(options.out, report, trainings, console.print)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the demo; returns the exit status."""
     options = _parse(arguments)
-    console = Console()
+    console = make_console()
     try:
         _compare(options, console)
     except KeyboardInterrupt:

@@ -1,4 +1,9 @@
-"""One rank of the demo: trains the byte-level transformer and returns what it measured."""
+"""One rank of the demo: trains the byte-level transformer twice, stock and through TIDE.
+
+Both trainings live in the same processes and take turns step by step, so that what else happens on
+the machine hits both alike. They share nothing: each has its model, optimizer and random numbers.
+Stock's calls pass TIDE's dispatchers, which adds microseconds to milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +28,11 @@ _LEARNING_RATE = 3e-4
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What every rank is told. `text` is the corpus; `through_tide` chooses the run."""
+    """What every rank is told. `text` is the corpus."""
 
     steps: int
     mode: str
+    nodes: int
     layers: int
     width: int
     heads: int
@@ -34,7 +40,6 @@ class DemoConfig:
     batch: int
     seed: int
     text: bytes
-    through_tide: bool
 
 
 @dataclass
@@ -50,19 +55,17 @@ class Step:
 
 
 @dataclass
-class RankResult:
-    """What one rank sends back.
+class Training:
+    """What one rank sends back of one training.
 
     Attributes:
       steps: all steps in order, warm-up included.
-      memory_bytes: proportional set size at every sampled point of the memory pass.
       parameters: elements of the whole model.
       groups: FSDP2's groups with the path of each collective.
       traced: one more step, with TIDE's own operations in `operations`; None for stock.
     """
 
     steps: list[Step]
-    memory_bytes: list[int]
     parameters: int
     groups: list[dict[str, Any]] = field(default_factory=list)
     traced: Step | None = None
@@ -70,18 +73,18 @@ class RankResult:
 
 
 class Trainer:
-    """A sharded model with its optimizer, its share of the text and the recorder of its calls."""
+    """A sharded model with its optimizer and its share of the text."""
 
-    def __init__(self, rank: int, config: DemoConfig) -> None:
+    def __init__(self, rank: int, config: DemoConfig, through_tide: bool) -> None:
         # Same seed on all ranks: fully_shard keeps each rank's rows of one common model.
         torch.manual_seed(config.seed)
         model = ByteTransformer(config.layers, config.width, config.heads, config.length)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model: nn.Module = shard(model)
-        self.handle = tide.enable(self.model, mode=config.mode) if config.through_tide else None
+        self.handle = (
+            tide.enable(self.model, mode=config.mode, nodes=config.nodes) if through_tide else None
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_LEARNING_RATE, fused=True)
-        self.recorder = CallRecorder()
-        self.recorder.install()
         self.memory_samples: list[int] | None = None
         self._config = config
         self._text = torch.frombuffer(bytearray(config.text), dtype=torch.uint8)
@@ -103,10 +106,10 @@ class Trainer:
         self.memory_samples.append(pss_bytes())
         dist.barrier()
 
-    def step(self) -> Step:
+    def step(self, recorder: CallRecorder) -> Step:
         """Trains on one batch. Exchanging the loss lies outside the timed part."""
         batch = self._batch()
-        self.recorder.take()
+        recorder.take()
         dist.barrier()
         start = now()
         logits = self.model(batch[:, :-1])
@@ -117,46 +120,70 @@ class Trainer:
         backward_end = now()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        step = Step(start, forward_end, backward_end, now(), self.recorder.take())
+        step = Step(start, forward_end, backward_end, now(), recorder.take())
         mean = loss.detach().clone()
         dist.all_reduce(mean, op=dist.ReduceOp.SUM)
         step.loss = mean.item() / dist.get_world_size()
         return step
 
-    def memory_pass(self) -> list[int]:
-        """Runs untimed steps that sample memory at the end of forward and in every reduction."""
-        self.memory_samples = []
-        self.recorder.after_reduce = self.sample_memory
-        for _ in range(_MEMORY_STEPS):
-            self.step()
-        samples, self.memory_samples = self.memory_samples, None
-        self.recorder.after_reduce = None
-        return samples
-
-    def traced_step(self) -> tuple[Step, list[dict[str, Any]]]:
+    def traced_step(self, recorder: CallRecorder) -> tuple[Step, list[dict[str, Any]]]:
         """Runs one untimed step with TIDE's operations recorded."""
         cores = open_cores()
         for core in cores:
             core.trace(True)
-        step = self.step()
+        step = self.step(recorder)
         operations = [operation for core in cores for operation in core.take_trace()]
         for core in cores:
             core.trace(False)
         return step, operations
 
 
-def work(context: Context, config: DemoConfig) -> RankResult:
-    """Trains `config.steps` steps, then measures memory and, with TIDE, traces one step."""
-    trainer = Trainer(context.rank, config)
-    steps = []
+def train(context: Context, config: DemoConfig) -> dict[str, Training]:
+    """Trains `config.steps` steps each, "stock" and "tide", and traces one more step of TIDE's."""
+    trainers = {name: Trainer(context.rank, config, name == "tide") for name in ("stock", "tide")}
+    recorder = CallRecorder()
+    recorder.install()
+    trainings = {name: Training([], trainer.parameters) for name, trainer in trainers.items()}
     for index in range(config.steps):
-        steps.append(trainer.step())
+        last = {name: trainer.step(recorder) for name, trainer in trainers.items()}
+        for name, step in last.items():
+            trainings[name].steps.append(step)
         if context.rank == 0:
-            last = steps[-1]
-            context.progress((index, last.loss, 1e3 * (last.end - last.start)))
-    result = RankResult(steps, trainer.memory_pass(), trainer.parameters)
-    if trainer.handle is not None:
-        keys = ("name", "all_gather", "reduce_scatter", "reason")
-        result.groups = [{k: g[k] for k in keys} for g in trainer.handle.report().groups]
-        result.traced, result.operations = trainer.traced_step()
-    return result
+            context.progress((index, last))
+    ours, handle = trainings["tide"], trainers["tide"].handle
+    keys = ("name", "all_gather", "reduce_scatter", "reason")
+    ours.groups = [{k: g[k] for k in keys} for g in handle.report().groups]
+    ours.traced, ours.operations = trainers["tide"].traced_step(recorder)
+    return trainings
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What every rank of a memory pass is told."""
+
+    demo: DemoConfig
+    through_tide: bool
+
+
+@dataclass
+class MemoryPass:
+    """What one rank sends back: proportional set sizes at all sampled points, losses of all steps.
+
+    The losses are those of the first steps of `train`.
+    """
+
+    samples: list[int]
+    losses: list[float]
+
+
+def measure_memory(context: Context, config: MemoryConfig) -> MemoryPass:
+    """Trains one model alone, a few steps: memory at the end of forward and in every reduction."""
+    trainer = Trainer(context.rank, config.demo, config.through_tide)
+    recorder = CallRecorder()
+    recorder.install()
+    # The first steps allocate what stays: optimizer state, landing slots, the heap's holes.
+    losses = [trainer.step(recorder).loss for _ in range(WARM_UP_STEPS)]
+    trainer.memory_samples = []
+    recorder.after_reduce = trainer.sample_memory
+    losses += [trainer.step(recorder).loss for _ in range(_MEMORY_STEPS)]
+    return MemoryPass(trainer.memory_samples, losses)

@@ -24,6 +24,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from tide._core import format_bytes
+
 _PR_SET_PDEATHSIG = 1
 _JOIN_SECONDS = 10.0
 _STORE = "store"
@@ -197,6 +199,6 @@ def require_memory(needed_bytes: int, what: str) -> None:
     have = available_bytes()
     if have is not None and have < needed_bytes:
         raise LaunchError(
-            f"{what} needs about {needed_bytes / 2**30:.1f} GiB of memory, "
-            f"{have / 2**30:.1f} GiB are available: use fewer ranks or a smaller model"
+            f"{what} needs about {format_bytes(needed_bytes)} of memory, {format_bytes(have)} "
+            "is available: use fewer ranks or a smaller model"
         )

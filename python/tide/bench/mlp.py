@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.bench.stats import Interval, median_ratio, now, round_seconds
+from tide.bench.stats import Interval, comparison, now
 
 _TOKENS = 16
 _WARM_UP = 2
@@ -68,22 +67,18 @@ def run(
     """Measures forward + backward of `blocks` x (width, 4*width, width), 16 tokens a rank.
 
     Returns:
-        A row: op, ranks, blocks, width, tide_ms, stock_ms (medians of the slowest rank), speedup
-        (median of the ratios within a round), groups on TIDE's path.
+        A row: op, ranks, blocks, width, the numbers of `stats.comparison`, groups on TIDE's path.
     """
     require_memory(
         ranks * (blocks * width * width * 8 * 24 + (300 << 20)), f"the bench on {ranks} ranks"
     )
     results = launch(_worker, ranks, Config(blocks, width, rounds), on_progress)
-    times = {name: round_seconds([r["times"][name] for r in results]) for name in ("tide", "stock")}
     return {
         "op": "mlp",
         "ranks": ranks,
         "blocks": blocks,
         "width": width,
-        "tide_ms": 1e3 * median(times["tide"]),
-        "stock_ms": 1e3 * median(times["stock"]),
-        "speedup": median_ratio(times["stock"], times["tide"]),
+        **comparison([result["times"] for result in results]),
         "groups": sum(
             g["all_gather"] == g["reduce_scatter"] == "tide" for g in results[0]["groups"]
         ),

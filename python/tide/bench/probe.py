@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from tide.bench.stats import now
 
-NAMES = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
+# Those in which a rank needs the others; the copy-out between them is its own affair.
+COLLECTIVES = ("foreach_all_gather", "foreach_reduce")
+NAMES = (*COLLECTIVES, "foreach_all_gather_copy_out")
 
 
 class Call(NamedTuple):

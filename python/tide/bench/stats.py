@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 Interval = tuple[float, float]
@@ -56,3 +56,19 @@ def wait_seconds(calls: Sequence[Sequence[Interval]]) -> list[float]:
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """The median of each round's ratio, which load that shifts between rounds leaves alone."""
     return median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def comparison(measured: Sequence[Mapping[str, Sequence[Interval]]]) -> dict[str, float]:
+    """The numbers of a bench's row from `measured[rank][contestant][round]`.
+
+    Returns:
+      tide_ms, stock_ms and, if it was measured, floor_ms (medians), speedup and over_floor
+      (medians of the ratios within a round).
+    """
+    times = {name: round_seconds([own[name] for own in measured]) for name in measured[0]}
+    contestants = [name for name in ("tide", "stock", "floor") if name in times]
+    row = {f"{name}_ms": 1e3 * median(times[name]) for name in contestants}
+    row["speedup"] = median_ratio(times["stock"], times["tide"])
+    if "floor" in times:
+        row["over_floor"] = median_ratio(times["tide"], times["floor"])
+    return row

@@ -1,7 +1,8 @@
-"""The command line: `tide info`, `tide bench ...`."""
+"""The command line: `tide info`, `tide plan`, `tide verify`, `tide bench ...`."""
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import sys
@@ -10,17 +11,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+
+from tide.bench.terminal import make_console, make_progress
+from tide.cli.plan import plan
+from tide.cli.verify import verify
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout."
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
+app.command()(plan)
+app.command()(verify)
 
 Ranks = Annotated[int, typer.Option(min=2, help="processes of this machine")]
+Nodes = Annotated[int, typer.Option(min=1, help="virtual nodes; must divide the ranks")]
 Rounds = Annotated[int, typer.Option(min=1, help="measured rounds, warm-up apart")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="also write the rows to this file")]
 
@@ -33,7 +39,7 @@ def info() -> None:
     import tide
     from tide import _core
 
-    console = Console()
+    console = make_console()
     console.print(
         f"tide {tide.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )
@@ -42,64 +48,68 @@ def info() -> None:
     for row in _core.config():
         table.add_row(row["name"], row["type"], row["value"], row["source"], row["doc"])
     console.print(table)
-    for warning in _core.warnings():
-        console.print(f"warning: {warning}")
+    for warning in [*_core.warnings(), *(row["problem"] for row in _core.config())]:
+        if warning:
+            console.print(f"warning: {warning}", markup=False)
 
 
 def _measure(
-    rounds: int, title: str, body: Callable[[Callable[[Any], None]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Runs a bench with a progress bar on stderr, none where stderr is no terminal."""
+    rounds: int,
+    title: str,
+    json_file: Path | None,
+    body: Callable[[Callable[[Any], None]], dict[str, Any]],
+) -> None:
+    """Runs a bench with a progress bar on stderr, prints its row and writes it to the file."""
     from tide.bench.launch import LaunchError
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = make_console(stderr=True)
     try:
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        with make_progress(console) as progress:
             task = progress.add_task(title, total=rounds)
-            return body(lambda _: progress.advance(task))
+            row = body(lambda _: progress.advance(task))
     except (LaunchError, ValueError) as error:
         console.print(f"[red]{title}:[/red] {error}", highlight=False)
         raise typer.Exit(1) from None
-
-
-def _show(rows: list[dict[str, Any]], json_file: Path | None) -> None:
     caption = "times are medians; speedup and over_floor are medians of the ratios within a round"
-    table = Table(*rows[0], caption=caption)
-    for row in rows:
-        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
+    table = Table(*row, caption=caption)
+    table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    make_console().print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(rows, indent=1) + "\n")
+        json_file.write_text(json.dumps([row], indent=1) + "\n")
 
 
 def _collective(
-    operation: str, ranks: int, preset: str, rounds: int, json_file: Path | None
+    operation: str, ranks: int, nodes: int, preset: str, rounds: int, json_file: Path | None
 ) -> None:
     from tide.bench import collectives
 
-    row = _measure(
-        rounds,
-        f"{operation}, {ranks} ranks, {preset}",
-        lambda report: collectives.run(operation, ranks, preset, rounds, report),
-    )
-    _show([row], json_file)
+    title = f"{operation}, {ranks} ranks, {preset}"
+    run = functools.partial(collectives.run, operation, ranks, preset, rounds, nodes=nodes)
+    _measure(rounds, title, json_file, run)
 
 
 @bench.command("all-gather")
 def all_gather(
-    ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None
+    ranks: Ranks = 4,
+    nodes: Nodes = 1,
+    preset: str = "small",
+    rounds: Rounds = 20,
+    json_file: JsonFile = None,
 ) -> None:
     """All-gather into parameters: TIDE, its floor, and gloo with FSDP2's copies."""
-    _collective("all-gather", ranks, preset, rounds, json_file)
+    _collective("all-gather", ranks, nodes, preset, rounds, json_file)
 
 
 @bench.command("reduce-scatter")
 def reduce_scatter(
-    ranks: Ranks = 4, preset: str = "small", rounds: Rounds = 20, json_file: JsonFile = None
+    ranks: Ranks = 4,
+    nodes: Nodes = 1,
+    preset: str = "small",
+    rounds: Rounds = 20,
+    json_file: JsonFile = None,
 ) -> None:
     """Reduce-scatter of bf16 gradients into fp32: TIDE, its floor, and gloo with packing."""
-    _collective("reduce-scatter", ranks, preset, rounds, json_file)
+    _collective("reduce-scatter", ranks, nodes, preset, rounds, json_file)
 
 
 @bench.command("mlp")
@@ -113,12 +123,8 @@ def mlp(
     """Forward and backward of an MLP under FSDP2, stock and TIDE alternating."""
     from tide.bench import mlp as bench_mlp
 
-    row = _measure(
-        rounds,
-        f"mlp, {ranks} ranks",
-        lambda report: bench_mlp.run(ranks, blocks, width, rounds, report),
-    )
-    _show([row], json_file)
+    run = functools.partial(bench_mlp.run, ranks, blocks, width, rounds)
+    _measure(rounds, f"mlp, {ranks} ranks", json_file, run)
 
 
 def main() -> None:

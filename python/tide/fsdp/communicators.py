@@ -91,13 +91,22 @@ def check_agreement(
 class Channel:
     """A communicator, with the ranges of its segments that no slot pool uses at present."""
 
-    def __init__(self, process_group: dist.ProcessGroup, timeout: float) -> None:
+    share_landings = True  # among the ranks of a node; False for tests of what happens without
+
+    def __init__(
+        self, process_group: dist.ProcessGroup, timeout: float, nodes: int | None, mode: str
+    ) -> None:
         self._process_group = weakref.ref(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
-        slot = int(settings.number("TIDE_STAGING_SLOT") or 0)
         self.core = _core.Communicator(
-            self.rank, self.world, self._exchange, timeout, max_staging_slot=slot
+            self.rank,
+            self.world,
+            self._exchange,
+            timeout,
+            nodes=nodes or 0,
+            mode=mode,
+            share_segments=self.share_landings,
         )
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
@@ -123,7 +132,8 @@ class Channel:
                 spare.remove(fit)
             found.append(fit)
         missing = sum(c for c, fit in zip(capacities, found, strict=True) if fit is None)
-        fresh = self.core.add_segment(missing, label) if missing else None
+        kind = _core.SegmentKind.NODE_SHARED
+        fresh = self.core.add_segment(missing, label, kind) if missing else None
         if fresh is not None:
             self._segments[fresh.id] = fresh
         self._spare = spare
@@ -162,17 +172,30 @@ class Channel:
         self._retired = kept
 
 
-_channels: dict[str, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
+_Key = tuple[str, int | None, str]
+_channels: dict[_Key, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
 
 
-def channel_for(process_group: dist.ProcessGroup, timeout: float | None) -> Channel:
+def channel_for(
+    process_group: dist.ProcessGroup,
+    timeout: float | None = None,
+    nodes: int | None = None,
+    mode: str = "in_place",
+) -> Channel:
     """Returns the process group's channel, creating it at the first call. Collective.
 
+    Args:
+        process_group: the ranks.
+        timeout: seconds; the environment's or the process group's if None.
+        nodes: virtual nodes; the environment's if None.
+        mode: "in_place" or "slot_reuse".
+
     Raises:
-        tide.Error: "unsupported" if its ranks do not share memory.
+        tide.Error: "unsupported" if its ranks do not share memory; "invalid_argument" if nodes do
+            not divide them.
     """
-    name = process_group.group_name
-    known = _channels.get(name)
+    key = (process_group.group_name, nodes, mode)
+    known = _channels.get(key)
     same = known is not None and known[0]() is process_group
     # One rank's failed call makes the communicator useless to all.
     if same and not any(exchange_objects(known[1].core.poisoned, process_group)):
@@ -181,8 +204,8 @@ def channel_for(process_group: dist.ProcessGroup, timeout: float | None) -> Chan
         # Failed, or of an earlier process group of that name, destroyed since.
         known[1].core.close()
     seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group)
-    channel = Channel(process_group, seconds)
-    _channels[name] = (weakref.ref(process_group), channel)
+    channel = Channel(process_group, seconds, nodes, mode)
+    _channels[key] = (weakref.ref(process_group), channel)
     return channel
 
 

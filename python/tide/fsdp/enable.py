@@ -39,6 +39,7 @@ class Options:
     strict: bool = False
     collectives: tuple[str, ...] = COLLECTIVES
     timeout: float | None = None
+    nodes: int | None = None
 
     def problem(self) -> str | None:
         """Returns what is wrong with the options, or None."""
@@ -50,7 +51,13 @@ class Options:
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
             return f"timeout must be a positive number of seconds, not {self.timeout!r}"
+        if self.nodes is not None and not (isinstance(self.nodes, int) and self.nodes > 0):
+            return f"nodes must be a positive whole number, not {self.nodes!r}"
         return settings.problem()
+
+    def lane_mode(self) -> str:
+        """Returns the mode that decides how deep the outbox is."""
+        return "in_place" if self.mode == "auto" else self.mode
 
 
 @dataclass
@@ -113,6 +120,7 @@ def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
         "strict": options.strict,
         "collectives": sorted(options.collectives),
         "timeout": options.timeout,
+        "nodes": options.nodes,
         "environment": settings.signature(),
         "groups": [
             {
@@ -187,17 +195,7 @@ def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
     sizes = kept + [max(ring, default=0)] * min(2, len(ring))
     if sizes:
         pool.reserve(sizes)
-    staging = 0
-    for member in members:
-        state = member.state
-        if state.path(REDUCE_SCATTER) != "tide":
-            continue
-        trainable = [i for i, layout in enumerate(state.layouts) if layout.trainable]
-        if trainable:
-            dtypes = [state.gather_dtypes[i] for i in trainable]
-            staging = max(staging, state.staging_need(trainable, dtypes))
-    if staging:
-        channel.core.reserve_staging(staging)
+    channel.core.reserve([m.state.need() for m in members])
 
 
 def _connect(
@@ -211,7 +209,7 @@ def _connect(
     if not served:
         return None
     try:
-        channel = channel_for(process_group, options.timeout)
+        channel = channel_for(process_group, options.timeout, options.nodes, options.lane_mode())
     except _core.Error as error:
         if error.code != "unsupported":
             raise
@@ -230,6 +228,17 @@ def _connect(
         pool.close()
         raise
     return pool
+
+
+def _reasons(state: GroupState) -> set[str]:
+    """Returns why the group, or some of its calls so far, run on torch's path."""
+    reasons = set(state.reasons.values())
+    if len(state.reasons) == 1:
+        reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
+    for collective, reason in state.counters.reasons:
+        if reason != state.reasons.get(collective):
+            reasons.add(f"some calls of {collective}: {reason}")
+    return reasons
 
 
 class Handle:
@@ -269,27 +278,31 @@ class Handle:
             if asked is not None and channel.timeout != asked
         }
 
+    def _unshared_notes(self) -> set[str]:
+        """Says why ranks of a node do not share their landings, if so."""
+        reasons = {pool.unshared_reason for pool in self._pools}
+        return {f"every rank has landings of its own ({why})" for why in reasons if why}
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
         for state in self._states:
-            reasons = set(state.reasons.values())
-            if len(state.reasons) == 1:
-                reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
             rows.append(
                 {
                     "name": state.name,
                     "all_gather": state.path(ALL_GATHER),
                     "reduce_scatter": state.path(REDUCE_SCATTER),
-                    "reason": "; ".join(sorted(reasons)),
+                    "reason": "; ".join(sorted(_reasons(state))),
                     "landing_bytes": state.landing_bytes if ALL_GATHER not in state.reasons else 0,
                     "calls": state.counters.as_dict(),
                 }
             )
-        notes = list(self._timeout_notes())
+        unshared = self._unshared_notes()
+        notes = [*self._timeout_notes(), *unshared]
         if self._options.mode == "slot_reuse":
             notes.append(
-                "mode slot_reuse runs as in_place: on CPU gradients are consumed inside the call"
+                "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
+                "autograd left them, because on CPU they are consumed inside the call"
             )
         if not self._enabled:
             notes.append("disabled")
@@ -298,7 +311,8 @@ class Handle:
             "slots": sum(len(pool.slots) for pool in self._pools),
         }
         world = max((state.world for state in self._states), default=1)
-        return Report(rows, self._options.mode, notes, memory, world)
+        owner = "rank" if unshared else "node"
+        return Report(rows, self._options.mode, notes, memory, world, owner)
 
     def disable(self) -> None:
         """Returns the model to torch's collectives; a second call does nothing.
@@ -367,6 +381,8 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
     for member in members:
         groups_module.register_params(member.state, member.group.fsdp_params)
     patches.install()
+    if dist.get_rank() == 0:
+        settings.warn_of_unknown()
     handle = Handle(model, options, [member.state for member in members], pools)
     _handles[model] = handle
     return handle

@@ -201,7 +201,6 @@ class GroupState:
         self.gather_dtypes = [CORE_DTYPES.get(layout.dtype, -1) for layout in layouts]
         self.outputs: list[torch.Tensor] = []
         self.landings: LandingSet | None = None
-        self.staging_bytes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
     def path(self, collective: str) -> str:
         """Returns "tide" or "stock"."""
@@ -217,13 +216,16 @@ class GroupState:
         self.gid = channel.core.register_group(self.name, params)
         self.landing_bytes = channel.core.landing_bytes(self.gid)
 
-    def staging_need(self, params: list[int], grad_dtypes: list[int]) -> int:
-        """Returns the staging bytes of a reduce-scatter; computed once for each set of params."""
-        key = (tuple(params), tuple(grad_dtypes))
-        if (need := self.staging_bytes.get(key)) is None:
-            need = self.channel.core.staging_bytes(self.gid, params, grad_dtypes)
-            self.staging_bytes[key] = need
-        return need
+    def need(self) -> tuple[int, list[int], list[int], int]:
+        """Returns the group id, what it reduces, and the gradients' and the output's dtypes."""
+        trainable = []
+        if self.path(REDUCE_SCATTER) == "tide":
+            trainable = [i for i, layout in enumerate(self.layouts) if layout.trainable]
+        grads = [self.gather_dtypes[i] for i in trainable]
+        group = self.group_ref()
+        reduced = group.mp_policy.reduce_dtype if group is not None else None
+        output = CORE_DTYPES[reduced] if reduced is not None else max(grads, default=_core.F32)
+        return self.gid, trainable, grads, output
 
     def attach(self, group: FSDPParamGroup) -> str | None:
         """Puts landing allocators under the group's unsharded storages, making them if missing.

@@ -61,7 +61,6 @@ class _OpenCall(ReduceScatter):
                 f"reduce-scatter, but the copy-in gave {len(grads)}"
             )
         dtypes = [CORE_DTYPES[grad.dtype] for grad in grads]
-        state.channel.core.reserve_staging(state.staging_need(self._indices, dtypes))
         state.channel.core.reduce_scatter(
             state.gid,
             self._indices,

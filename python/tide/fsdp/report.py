@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def format_bytes(size: float) -> str:
-    """Returns a number of bytes with a unit, for people."""
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"
+from tide._core import format_bytes
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:
@@ -33,11 +24,13 @@ class Report:
 
     Attributes:
         groups: one dict for each FSDP2 group: "name", "all_gather" and "reduce_scatter" with
-            "tide" or "stock", "reason" (empty if both run on TIDE), "landing_bytes", "calls".
+            "tide" or "stock", "reason" (empty if every call ran on TIDE), "landing_bytes", "calls".
         mode: the mode that was asked for.
         notes: sentences about choices that differ from what was asked for.
         memory: bytes by use: "landing" and "slots" (a number).
         world: ranks of the first group.
+        landing_owner: "node" if the ranks of a node share their landings, else "rank"; the notes
+            then say why.
     """
 
     groups: list[dict[str, Any]]
@@ -45,6 +38,7 @@ class Report:
     notes: list[str]
     memory: dict[str, int]
     world: int
+    landing_owner: str
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain values."""
@@ -53,6 +47,7 @@ class Report:
             "world": self.world,
             "groups": self.groups,
             "memory": self.memory,
+            "landing_owner": self.landing_owner,
             "notes": self.notes,
         }
 
@@ -65,7 +60,6 @@ class Report:
             cells = [group["name"], group["all_gather"], group["reduce_scatter"]]
             rows.append([*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"])
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
-        memory = (
-            f"{self.memory['slots']} landing slots, {format_bytes(self.memory['landing'])} a rank"
-        )
+        landing = format_bytes(self.memory["landing"])
+        memory = f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"
         return "\n".join([title, format_table(header, rows), memory, *self.notes])

@@ -1,38 +1,57 @@
-"""The TIDE_* variables that the adapter obeys; `tide info` lists them all."""
+"""The TIDE_* variables as the core reads them; `tide info` lists them all."""
 
 from __future__ import annotations
 
-import math
-import os
+import warnings
+from typing import Any
 
-_NUMBERS = ("TIDE_TIMEOUT", "TIDE_STAGING_SLOT")
+from tide import _core
+from tide.fsdp.errors import make_error
+
+# What ranks must have in common.
+_COMMON = (
+    "TIDE_TIMEOUT",
+    "TIDE_STAGING_SLOT",
+    "TIDE_NODES",
+    "TIDE_PLACEMENT",
+    "TIDE_ROUND_WIDTH",
+    "TIDE_PASSES",
+)
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in _core.config()}
 
 
 def number(name: str) -> float | None:
     """Returns the value of a variable, or None if it is not set.
 
     Raises:
-        ValueError: it is no positive number.
+        tide.Error: "invalid_argument" if it is no positive number.
     """
-    text = os.environ.get(name)
-    if not text:
-        return None
-    value = float(text)
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(text)
-    return value
+    row = _rows()[name]
+    if row["problem"]:
+        raise make_error("invalid_argument", row["problem"])
+    return row["number"]
+
+
+def text(name: str) -> str | None:
+    """Returns the value of a variable, or None if it is not set."""
+    row = _rows()[name]
+    return row["value"] if row["source"] == "environment" else None
 
 
 def problem() -> str | None:
     """Returns what is wrong with the environment, or None."""
-    for name in _NUMBERS:
-        try:
-            number(name)
-        except ValueError:
-            return f"{name} must be a positive number, not {os.environ[name]!r}"
-    return None
+    return next((row["problem"] for row in _rows().values() if row["problem"]), None)
 
 
 def signature() -> dict[str, str | None]:
     """Returns what ranks must have in common."""
-    return {name: os.environ.get(name) for name in _NUMBERS}
+    return {name: text(name) for name in _COMMON}
+
+
+def warn_of_unknown() -> None:
+    """Warns of TIDE_* variables that TIDE does not know, a misspelt one say."""
+    for warning in _core.warnings():
+        warnings.warn(f"tide: {warning}", stacklevel=2)

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from tide.fsdp import settings
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARY = "libtide_torch_storage.so"
 
@@ -55,7 +57,7 @@ def _candidates(source: Path) -> list[Path]:
     key = f"{torch.__version__}-{_cxx11_abi()}-{digest}"
     root = _checkout()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(os.environ.get("TIDE_CACHE") or home / "tide")
+    cache = Path(settings.text("TIDE_CACHE") or home / "tide")
     folders = [root / "build" / "torch_storage" / key] if root else []
     return [*folders, cache / key]
 

@@ -1,7 +1,6 @@
 #include "fabric/host/memory_limit.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -65,7 +64,7 @@ void TightenByCgroup(MemoryLimit* limit, const std::filesystem::path& root, std:
 
 }  // namespace
 
-MemoryLimit ReadMemoryLimit() {
+MemoryLimit ReadMemoryLimit(int64_t option_bytes) {
   MemoryLimit limit{MemAvailable(), "MemAvailable of /proc/meminfo"};
   std::ifstream file("/proc/self/cgroup");
   std::string line;
@@ -82,9 +81,7 @@ MemoryLimit ReadMemoryLimit() {
                       "memory.usage_in_bytes");
     }
   }
-  if (const char* option = std::getenv("TIDE_MEMORY_LIMIT")) {
-    Tighten(&limit, std::atoll(option), "option TIDE_MEMORY_LIMIT");
-  }
+  if (option_bytes > 0) Tighten(&limit, option_bytes, "memory_limit_bytes, TIDE_MEMORY_LIMIT");
   return limit;
 }
 

@@ -15,8 +15,8 @@ struct MemoryLimit {
 };
 
 // The tightest of: available memory of the machine, every cgroup (v2 and v1) above this process,
-// and the option TIDE_MEMORY_LIMIT (bytes).
-MemoryLimit ReadMemoryLimit();
+// and `option_bytes` (CommunicatorOptions::memory_limit_bytes, 0: none).
+MemoryLimit ReadMemoryLimit(int64_t option_bytes);
 
 }  // namespace tide::host
 

@@ -1,0 +1,216 @@
+"""`tide plan`: what a lane would reserve, submit and choose on a machine, without running it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tide.cli.tables import console, fail, human_bytes, table
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+# Row of the table of calls: label, field of a group, field of its counts.
+_CALL_ROWS = (
+    ("operations", "operations"),
+    ("copy descriptors", "descriptors"),
+    ("transfers to other nodes", "transfers"),
+    ("puts, one signal each", "puts"),
+    ("bytes put", "put_bytes"),
+    ("signals to siblings and rails", "signals"),
+    ("waits", "waits"),
+    ("pieces summed", "sums"),
+    ("switch landings", "landings"),
+    ("blocks cleared", "zeroed_pieces"),
+)
+
+
+def _bytes(text: str, option: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        fail("plan", f"{option}: expected bytes such as 67108864, 64MiB or 1.5GiB, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        fail("plan", f"{path}: {error.strerror}")
+    except UnicodeDecodeError:
+        fail("plan", f"{path}: expected JSON in UTF-8")
+    except json.JSONDecodeError as error:
+        fail("plan", f"{path}: line {error.lineno} column {error.colno}: {error.msg}")
+
+
+def _preset(name: str) -> list[dict[str, Any]]:
+    from tide.bench.collectives import PRESETS
+
+    if name not in PRESETS:
+        fail("plan", f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+    params = [
+        {"name": f"p{i}", "rows": rows, "row_elems": columns, "dtype": "bf16"}
+        for i, (rows, columns) in enumerate(PRESETS[name])
+    ]
+    return [{"name": name, "params": params}]
+
+
+def _machine(name: str) -> Any:
+    path = Path(name)
+    return _read_json(path) if path.suffix == ".json" or path.is_file() else name
+
+
+def _request(file: Path | None, preset: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    if (file is None) == (preset is None):
+        fail("plan", "expected either a file of groups or --preset")
+    request = {"groups": _preset(preset)} if preset is not None else _read_json(file)
+    if not isinstance(request, dict):
+        fail("plan", f"{file}: expected an object with the field 'groups'")
+    options = request.get("options", {})
+    if not isinstance(options, dict):
+        fail("plan", f"{file}: options: expected an object, got {json.dumps(options)}")
+    given = {name: value for name, value in fields.pop("options").items() if value is not None}
+    request["options"] = options | given
+    request |= {name: value for name, value in fields.items() if value is not None}
+    for name, option in (("nodes", "--nodes"), ("local_ranks", "--local")):
+        if name not in request:
+            fail("plan", f"{name}: missing; give {option} or the field in the file")
+    request.setdefault("machine", "paper-8-nodes")
+    return request
+
+
+def _region_table(report: dict[str, Any]) -> Any:
+    full = human_bytes(report["full_landing_bytes"])
+    rows = [
+        (
+            row["name"],
+            f"{row['bytes']:,}",
+            human_bytes(row["bytes"]),
+            f"{row['ns']:.3f}",
+            f"{row['formula_bytes']:,}",
+            f"{row['formula_ns']:.3f}",
+        )
+        for row in report["regions"]
+    ]
+    return table(
+        f"Memory of one rank; NS = {full}, the largest group's unsharded parameters",
+        ("region", "bytes", "", "NS", "by the formula", "NS"),
+        rows,
+    )
+
+
+def _call_table(report: dict[str, Any]) -> Any:
+    header, columns = ["one call of one rank"], []
+    for group in report["groups"]:
+        header += [f"{group['name']} all-gather", f"{group['name']} reduce-scatter"]
+        columns += [
+            ("-", "-", group["all_gather_rounds"], group["all_gather"]),
+            (group["passes"], group["waves"], group["rounds"], group["reduce_scatter"]),
+        ]
+    rows = [
+        [label, *(column[index] for column in columns)]
+        for index, label in enumerate(("passes", "waves", "rounds"))
+    ]
+    rows += [[label, *(f"{column[3][key]:,}" for column in columns)] for label, key in _CALL_ROWS]
+    return table(f"Calls, counted in the programs of rank {report['rank']}", header, rows)
+
+
+def _connection_table(report: dict[str, Any]) -> Any:
+    lane = report["connections"]
+    rows = [
+        (
+            "queue pairs to peers",
+            f"{lane['queue_pairs']:,}",
+            f"{lane['queue_pairs_one_communicator']:,}",
+        ),
+        (
+            "barrier steps to connect",
+            f"{lane['barrier_steps']:,}",
+            f"{lane['barrier_steps_one_communicator']:,}",
+        ),
+        ("progress threads", lane["progress_threads"], lane["progress_threads"]),
+    ]
+    header = ("of one rank", "rail communicator", "one communicator over all ranks")
+    title = (
+        f"Connections of one lane, {lane['contexts']} contexts; each collective has its own lane"
+    )
+    return table(title, header, rows)
+
+
+def _print(report: dict[str, Any]) -> None:
+    out: Console = console()
+    out.print(
+        f"{report['nodes']} nodes x {report['local_ranks']} local ranks = {report['ranks']} ranks, "
+        f"machine {report['machine']['name']}",
+        markup=False,
+    )
+    out.print(_region_table(report))
+    out.print(_call_table(report))
+    out.print(_connection_table(report))
+    choices = table("Choices", ("what", "value", "why"), ())
+    choices.columns[2].justify = "left"
+    for choice in report["choices"]:
+        choices.add_row(choice["what"], choice["value"], choice["why"])
+    out.print(choices)
+
+
+def plan(
+    file: Annotated[
+        Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="one group of a known model instead")] = None,
+    nodes: Annotated[int | None, typer.Option(help="M")] = None,
+    local: Annotated[int | None, typer.Option(help="L, ranks a node")] = None,
+    ranks: Annotated[int | None, typer.Option(help="N, to be checked against M * L")] = None,
+    rank: Annotated[int | None, typer.Option(help="whose programs are counted")] = None,
+    mode: Annotated[str | None, typer.Option(help="in_place, slot_reuse or auto")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="a preset or a JSON file of rates [paper-8-nodes]")
+    ] = None,
+    placement: Annotated[str | None, typer.Option(help="direct, latin_square or auto")] = None,
+    wave_width: Annotated[int | None, typer.Option(help="contributors a wave")] = None,
+    k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
+    passes: Annotated[int | None, typer.Option(help="n_part")] = None,
+    chunk: Annotated[str | None, typer.Option(help="staging slot of one peer, e.g. 8MiB")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="of what is live in a layer's backward, e.g. 6GiB")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
+) -> None:
+    """Prints regions, rounds, transfers, descriptors, connections and every choice with its why.
+
+    Nothing runs. What is not asked for is chosen by the machine model and the memory limit.
+    """
+    from tide import Error, _core
+
+    options = {
+        "mode": mode,
+        "placement": placement,
+        "wave_width": wave_width,
+        "round_width": k,
+        "passes": passes,
+        "chunk_bytes": None if chunk is None else _bytes(chunk, "--chunk"),
+        "memory_limit_bytes": (
+            None if memory_limit is None else _bytes(memory_limit, "--memory-limit")
+        ),
+    }
+    fields = {
+        "nodes": nodes,
+        "local_ranks": local,
+        "ranks": ranks,
+        "rank": rank,
+        "machine": None if machine is None else _machine(machine),
+        "options": options,
+    }
+    try:
+        text = _core.plan_report(json.dumps(_request(file, preset, fields)))
+    except Error as error:
+        fail("plan", error)
+    if as_json:
+        typer.echo(text)
+    else:
+        _print(json.loads(text))

@@ -1,0 +1,84 @@
+// The TIDE_* variables: what is known, what is valid, and what they set.
+#include "tide/config.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+
+#include "tide/error.h"
+
+namespace tide {
+namespace {
+
+// Sets a variable for one test.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Variable() { unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+ConfigRow Row(const std::string& name) {
+  for (const ConfigRow& row : ReadConfig().rows) {
+    if (row.name == name) return row;
+  }
+  ADD_FAILURE() << name << " is not in the table";
+  return {};
+}
+
+TEST(Config, DefaultsWhereNothingIsSet) {
+  const Variable empty("TIDE_STAGING_SLOT", "");
+  for (const ConfigRow& row : ReadConfig().rows) {
+    EXPECT_EQ(row.source, "default") << row.name;
+    EXPECT_EQ(row.value, row.default_value);
+    EXPECT_FALSE(row.number.has_value());
+    EXPECT_EQ(row.problem, "");
+  }
+  EXPECT_TRUE(ReadConfig().warnings.empty());
+  EXPECT_EQ(OptionsFromEnvironment().reduce_scatter.staging.slot_bytes, 0);
+}
+
+TEST(Config, VariablesSetTheOptions) {
+  const Variable timeout("TIDE_TIMEOUT", "2.5");
+  const Variable limit("TIDE_MEMORY_LIMIT", "1048576");
+  const Variable slot("TIDE_STAGING_SLOT", "4096");
+  const CommunicatorOptions options = OptionsFromEnvironment();
+  EXPECT_EQ(options.timeout, std::chrono::milliseconds(2500));
+  EXPECT_EQ(options.memory_limit_bytes, 1048576);
+  EXPECT_EQ(options.reduce_scatter.staging.slot_bytes, 4096);
+  EXPECT_EQ(Row("TIDE_TIMEOUT").source, "environment");
+}
+
+TEST(Config, BadNumbersAreNamed) {
+  for (const char* bad : {"soon", "-1", "0", "inf", "nan", "1x", "1.5"}) {
+    const Variable slot("TIDE_STAGING_SLOT", bad);
+    const std::string expected =
+        "TIDE_STAGING_SLOT must be a positive whole number of bytes, not '" + std::string(bad) +
+        "'";
+    EXPECT_EQ(Row("TIDE_STAGING_SLOT").problem, expected);
+    EXPECT_FALSE(Row("TIDE_STAGING_SLOT").number.has_value());
+    try {
+      OptionsFromEnvironment();
+      ADD_FAILURE() << "expected an error for " << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(error.what(), expected);
+    }
+  }
+}
+
+TEST(Config, UnknownVariablesWarn) {
+  const Variable misspelt("TIDE_TIMOUT", "3");
+  const auto warnings = ReadConfig().warnings;
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("TIDE_TIMOUT"), std::string::npos) << warnings[0];
+}
+
+}  // namespace
+}  // namespace tide
