@@ -37,8 +37,8 @@ void Checker::Follow(const Step& step) {
     Execute(step);
     return;
   }
-  const bool waits = step.op != nullptr && (step.op->kind == OpKind::kWait ||
-                                            step.op->kind == OpKind::kAwait);
+  const bool waits =
+      step.op != nullptr && (step.op->kind == OpKind::kWait || step.op->kind == OpKind::kAwait);
   if (passed_ && !waits && !used_) {
     used_ = true;
     in_time_ = substitute_ != nullptr;
@@ -74,12 +74,12 @@ bool Checker::KnowsStamp(const Stamp& stamp) const {
   uint32_t tick = stamp.tick;
   for (; tick > 0; --tick) {
     const Step& step = model_.steps()[static_cast<size_t>(steps[tick - 1])];
-    const bool silent = step.op != nullptr && (step.op->kind == OpKind::kSignal ||
-                                               step.op->kind == OpKind::kRecord);
+    const bool silent = step.op != nullptr &&
+                        (step.op->kind == OpKind::kSignal || step.op->kind == OpKind::kRecord);
     if (!silent) break;
   }
-  return clocks_.Now(static_cast<uint32_t>(relaxed_.step->queue), UINT32_MAX)
-             .Knows(stamp.queue) >= tick;
+  return clocks_.Now(static_cast<uint32_t>(relaxed_.step->queue), UINT32_MAX).Knows(stamp.queue) >=
+         tick;
 }
 
 void Checker::Execute(const Step& step) {
@@ -162,8 +162,8 @@ void Checker::Wait(const Step& step) {
     const auto produced = static_cast<int64_t>(log.wires.size());
     for (int64_t later = target; later < produced; ++later) {
       const Increment& increment = log.pending[static_cast<size_t>(later - log.covered)];
-      if (CanOvertake(log, log.wires[static_cast<size_t>(later)],
-                      KnownBefore(log, increment.stamp), target)) {
+      if (CanOvertake(log, log.wires[static_cast<size_t>(later)], KnownBefore(log, increment.stamp),
+                      target)) {
         ReportAmbiguous(step, *increment.step);
         break;
       }
@@ -211,10 +211,9 @@ void Checker::ReportRace(const Conflict& conflict) {
   finding.region = model_.MemoryName(conflict.memory);
   finding.begin = conflict.begin;
   finding.end = conflict.end;
-  finding.detail =
-      fmt::format("the first {}, the second {}, and nothing orders them",
-                  conflict.later_writes ? "writes" : "reads",
-                  conflict.earlier_writes ? "writes" : "reads");
+  finding.detail = fmt::format("the first {}, the second {}, and nothing orders them",
+                               conflict.later_writes ? "writes" : "reads",
+                               conflict.earlier_writes ? "writes" : "reads");
   findings_.Add(std::move(finding));
 }
 

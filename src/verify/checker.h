@@ -68,7 +68,7 @@ class Checker {
   Findings& findings_;
   const Relaxed relaxed_;
   const Step* substitute_ = nullptr;
-  bool passed_ = false;   // the relaxed step
+  bool passed_ = false;  // the relaxed step
   bool in_time_ = false;
   bool used_ = false;
   Clocks clocks_;

@@ -31,8 +31,7 @@ Actor Clocks::NewPiece(uint32_t queue, uint32_t tick, int peer, int context) {
   if (added) wires_.emplace_back();
   const uint32_t wire = found->second;
   const auto piece = static_cast<uint32_t>(pieces_.size());
-  pieces_.push_back(
-      {queue, tick, wire, static_cast<uint32_t>(wires_[wire].pieces.size()), {}});
+  pieces_.push_back({queue, tick, wire, static_cast<uint32_t>(wires_[wire].pieces.size()), {}});
   wires_[wire].pieces.push_back(piece);
   return {{Epoch::kPiece, piece}, queue, tick - 1, known_[queue].get(), wire};
 }

@@ -73,7 +73,7 @@ class Clocks {
     uint32_t queue = 0;  // that put it
     uint32_t tick = 0;
     uint32_t wire = 0;
-    uint32_t index = 0;             // on the wire
+    uint32_t index = 0;           // on the wire
     std::vector<Epoch> acquired;  // first wait of each queue that proves it
   };
   const Piece& piece(uint32_t index) const { return pieces_[index]; }

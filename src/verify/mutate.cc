@@ -105,10 +105,9 @@ std::string Explain(const std::vector<Input>& sequences, const Programs& origina
   const Operation& op = originals[r]->operations[static_cast<size_t>(mutant.operation)];
   std::string explanation;
   for (const Input& input : sequences) {
-    const bool concerned =
-        std::any_of(input.calls.begin(), input.calls.end(), [&](const Call& call) {
-          return !call.predecessor && call.programs[r] == originals[r];
-        });
+    const bool concerned = std::any_of(
+        input.calls.begin(), input.calls.end(),
+        [&](const Call& call) { return !call.predecessor && call.programs[r] == originals[r]; });
     if (!concerned) continue;
     explanation = ExplainIn(input, op, rank, mutant.kind == MutantKind::kWeakenedWait);
     if (explanation.empty()) break;
