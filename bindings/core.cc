@@ -118,13 +118,14 @@ void CheckSignals() {
 class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
-                 const std::string& mode) {
+                 const std::string& mode, bool share_segments) {
     PythonBootstrap bootstrap(rank, world, std::move(exchange));
     tide::CommunicatorOptions options = tide::OptionsFromEnvironment();
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
     if (nodes > 0) options.nodes = nodes;
     options.reduce_scatter.mode = tide::ParseMode(mode);
+    options.share_segments = share_segments;
     options.check_interrupt = &CheckSignals;
     const nb::gil_scoped_release release;
     communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
@@ -225,9 +226,9 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
-      .def(nb::init<int, int, nb::callable, double, int, const std::string&>(), nb::arg("rank"),
-           nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"), nb::arg("nodes") = 0,
-           nb::arg("mode") = "in_place")
+      .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool>(),
+           nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
+           nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
@@ -235,10 +236,12 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
                    [](PyCommunicator& self) { return self.get().topology().local_ranks; })
       .def(
           "add_segment",
-          [](PyCommunicator& self, int64_t bytes, const std::string& label) {
-            return self.get().AddSegment(bytes, label);
-          },
+          [](PyCommunicator& self, int64_t bytes, const std::string& label,
+             tide::SegmentKind kind) { return self.get().AddSegment(bytes, label, kind); },
+          nb::arg("bytes"), nb::arg("label"), nb::arg("kind") = tide::SegmentKind::kPerRank,
           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("unshared_reason",
+                   [](PyCommunicator& self) { return self.get().unshared_reason(); })
       .def(
           "reserve",
           [](PyCommunicator& self,
@@ -299,8 +302,12 @@ NB_MODULE(_core, m) {
   m.attr("BF16") = static_cast<int>(tide::DType::kBF16);
   m.attr("F16") = static_cast<int>(tide::DType::kF16);
   m.attr("F32") = static_cast<int>(tide::DType::kF32);
+  nb::enum_<tide::SegmentKind>(m, "SegmentKind")
+      .value("PER_RANK", tide::SegmentKind::kPerRank)
+      .value("NODE_SHARED", tide::SegmentKind::kNodeShared);
   nb::class_<tide::SegmentView>(m, "Segment")
       .def_ro("id", &tide::SegmentView::id)
+      .def_ro("kind", &tide::SegmentView::kind)
       .def_ro("bytes", &tide::SegmentView::bytes)
       .def_prop_ro(
           "address",

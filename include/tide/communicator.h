@@ -49,14 +49,28 @@ struct CommunicatorOptions {
   ReduceScatterOptions reduce_scatter;
   // Act as if only this much memory were available to all ranks of the machine. 0: no such limit.
   int64_t memory_limit_bytes = 0;
+  // False keeps kNodeShared segments per rank, as where the system can't share them. For tests.
+  bool share_segments = true;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
   std::function<void()> check_interrupt = [] {};
   FaultInjection faults;
 };
 
+// Who holds the memory of a segment.
+enum class SegmentKind : uint8_t {
+  kPerRank,     // every rank its own
+  kNodeShared,  // the ranks of a node together: for landings, which end up equal on all of them
+};
+
 // One symmetric allocation as this rank sees it. `owner` keeps the mapping alive.
+//
+// Also in a node-shared segment, what a rank writes through `address` stays its own, page by page,
+// and is gone after the next all-gather to those pages. A landing there starts at a page and has
+// the rest of its last page to itself. A forked child sees what its parent sees, later all-gathers
+// included as far as neither has written; what the child writes stays the child's.
 struct SegmentView {
   int id = -1;
+  SegmentKind kind = SegmentKind::kPerRank;  // kPerRank also if sharing was asked for in vain
   void* address = nullptr;
   int64_t bytes = 0;
   std::shared_ptr<void> owner;
@@ -126,7 +140,11 @@ class Communicator {
   const GroupLayout& layout(int group) const;
 
   // Collective. Throws Error(kOutOfMemory) on every rank when it does not fit on one of them.
-  SegmentView AddSegment(int64_t bytes, const std::string& label);
+  SegmentView AddSegment(int64_t bytes, const std::string& label,
+                         SegmentKind kind = SegmentKind::kPerRank);
+  // Why kNodeShared segments are per rank here, the same on all ranks of a node; empty if they are
+  // not.
+  const std::string& unshared_reason() const;
   // Collective. Makes room in the temporary regions for the collectives of these groups. A call of
   // a group for which there is no room makes it by itself, at the cost of a barrier.
   void Reserve(const std::vector<GroupNeed>& needs);

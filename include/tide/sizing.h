@@ -104,9 +104,6 @@ struct Sizing {
 // Error(kInvalidArgument) for what no plan can satisfy: the rule, and what would be allowed.
 Sizing ChooseSizes(const SizingRequest& request);
 
-// Wave widths that let latin_square place the contributors of every wave on distinct local ranks.
-std::vector<int> AllowedWaveWidths(const Topology& topology);
-
 // Connections that one lane opens on one rank.
 struct LaneConnections {
   int64_t queue_pairs = 0;        // 2 * n_ctx * (M - 1): the rail communicator

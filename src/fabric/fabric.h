@@ -63,8 +63,11 @@ class Fabric {
   virtual const Topology& topology() const = 0;
   virtual int rank() const = 0;
   // Collective. Throws the same Error(kOutOfMemory) on every rank if one of them has no room.
-  virtual SegmentView AddSegment(int64_t bytes, const std::string& label) = 0;
-  // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment.
+  virtual SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) = 0;
+  // See Communicator.
+  virtual const std::string& unshared_reason() const = 0;
+  // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment, and starts
+  // at a page if the node shares it.
   virtual void CheckRange(SegmentAddress address, int64_t bytes) const = 0;
   // Runs the program to its end; returns the seconds in which nothing could move.
   virtual double Execute(const Call& call, TraceSink* trace) = 0;

@@ -36,6 +36,7 @@ InboxSchedule PlannedInbox(const Topology& topology, const std::vector<Wave>& wa
   schedule.generations = generations;
   const auto period = static_cast<size_t>(generations);
   std::vector<BlockMask> one_pass;
+  one_pass.reserve(waves.size());
   for (const Wave& wave : waves) one_pass.push_back(WrittenBlocks(topology, wave));
   for (int pass = 0; pass < passes; ++pass) {
     schedule.writes.insert(schedule.writes.end(), one_pass.begin(), one_pass.end());
@@ -157,9 +158,9 @@ class PairCheck {
   void Fail(int passes, int k, Mode mode, const std::string& problem) {
     ++result_.failed_plans;
     if (result_.failures.size() == kMaxFailures) return;
-    result_.failures.push_back(fmt::format(
-        "M={} L={} width={} k={} {} passes={}: {}", topology_.nodes, topology_.local_ranks, width_,
-        k, mode == Mode::kInPlace ? "in_place" : "slot_reuse", passes, problem));
+    result_.failures.push_back(fmt::format("M={} L={} width={} k={} {} passes={}: {}",
+                                           topology_.nodes, topology_.local_ranks, width_, k,
+                                           Name(mode), passes, problem));
   }
 
   const ExhaustiveOptions& options_;

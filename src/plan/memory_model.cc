@@ -22,10 +22,6 @@ int64_t StagingPeers(const MemoryShape& shape) {
 
 }  // namespace
 
-int WidestWave(const Topology& topology) {
-  return topology.local_ranks == 1 ? kExpertWaveWidth : topology.local_ranks;
-}
-
 std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k) {
   return CutIntoRounds(topology, CutIntoWaves(topology, wave_width), k);
 }

@@ -15,9 +15,6 @@
 
 namespace tide::internal {
 
-// Sources that one sum of an expert lane (L = 1) adds in one pass, and so its widest wave.
-inline constexpr int kExpertWaveWidth = 8;
-
 // What the formulas need to know of one group and one lane.
 struct MemoryShape {
   Topology topology;
@@ -34,9 +31,6 @@ struct MemoryShape {
   bool mixed_grads = false;    // gradients of several dtypes
   bool narrow_output = false;  // several waves add in an accumulator of fp32
 };
-
-// The widest wave that one landing is meant to add: L, or kExpertWaveWidth where L = 1.
-int WidestWave(const Topology& topology);
 
 // Rounds of one pass. Throws Error(kInvalidArgument) for k < 1.
 std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k);

@@ -128,8 +128,7 @@ void RailReduction::Send(const Round& round, int pass, const std::vector<Event>&
   }
   for (int c = round.first; c < round.first + round.count; ++c) {
     const int sender = builder_.RailPeer(-c);
-    int64_t& pieces =
-        pieces_in_[static_cast<size_t>(instance.generation)][static_cast<size_t>(c)];
+    int64_t& pieces = pieces_in_[static_cast<size_t>(instance.generation)][static_cast<size_t>(c)];
     pieces += static_cast<int64_t>(Cut(c, pass).size());
     builder_.Wait(rail_, {CounterKind::kArrived, sender, instance.generation}, pieces);
   }

@@ -67,8 +67,8 @@ class RailReduction {
   const int land_;
   int outbox_ = -1;
   int spare_ = -1;
-  std::vector<int> inbox_;                     // by generation
-  std::vector<Event> arrived_;                 // by instance
+  std::vector<int> inbox_;                       // by generation
+  std::vector<Event> arrived_;                   // by instance
   std::vector<std::vector<int64_t>> pieces_in_;  // arrived so far, by generation and contributor
   std::vector<std::vector<int64_t>> credits_;  // of this call so far, by generation and contributor
   std::vector<int64_t> fences_;                // so far, by generation

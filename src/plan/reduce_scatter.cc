@@ -78,7 +78,7 @@ class Planner {
       const Instance instance = shape_.At(x);
       for (const Round& round : shape_.rounds()) {
         if (round.wave != x % waves) continue;
-        level2_->Send(round, instance.pass, Filled(round, instance.pass));
+        level2_->Send(round, instance.pass, TakeFilled(round));
         sent += round.count;
         while (NextUnitFits(sent)) ReduceNextUnit();
         RecordReadDoneOnce();
@@ -169,15 +169,11 @@ class Planner {
     }
   }
 
-  // The events of the units that hold the round's blocks.
-  std::vector<Event> Filled(const Round& round, int pass) const {
+  // The events of the next units, which hold the round's blocks: rounds take units in order.
+  std::vector<Event> TakeFilled(const Round& round) {
     std::vector<Event> events;
-    for (size_t u = 0; u < filled_.size(); ++u) {
-      const Unit& unit = units_[u];
-      if (unit.pass == pass && unit.first >= round.first &&
-          unit.first < round.first + round.count) {
-        events.push_back(filled_[u]);
-      }
+    for (int blocks = 0; blocks < round.count; blocks += units_[sent_units_++].count) {
+      events.push_back(filled_[sent_units_]);
     }
     return events;
   }
@@ -200,6 +196,7 @@ class Planner {
   std::optional<RailReduction> level2_;
   std::vector<Unit> units_;
   size_t next_ = 0;         // unit
+  size_t sent_units_ = 0;
   int reduced_blocks_ = 0;  // of the units before it
   bool read_done_ = false;
   std::vector<Event> filled_;  // by unit

@@ -9,14 +9,6 @@
 namespace tide::internal {
 namespace {
 
-// Expert lanes add up to eight sources at a time (paper, appendix F).
-constexpr int kExpertWaveWidth = 8;
-
-int WaveWidth(const Topology& topology, const ReduceScatterOptions& options) {
-  if (options.wave_width > 0) return options.wave_width;
-  return topology.local_ranks == 1 ? kExpertWaveWidth : topology.local_ranks;
-}
-
 int64_t Divide(int64_t value, int64_t parts) {
   return AlignUp((value + parts - 1) / parts, kSpanAlignment);
 }
@@ -43,16 +35,12 @@ void CheckOptions(const Topology& topology, const ReduceScatterOptions& options)
 void CheckCollisions(const Topology& topology, const std::vector<Wave>& waves, int width) {
   const std::vector<int> pair = FindCollision(topology, waves);
   if (pair.empty()) return;
-  std::vector<int> allowed;
-  for (int w = 1; w <= topology.local_ranks; ++w) {
-    if (FindCollision(topology, CutIntoWaves(topology, w)).empty()) allowed.push_back(w);
-  }
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("latin_square over {} nodes of {} local ranks: with wave width {} "
                           "contributors {} and {} of one wave meet on one local rank; allowed "
                           "widths are {} (every divisor of the local ranks is)",
                           topology.nodes, topology.local_ranks, width, pair[0], pair[1],
-                          fmt::join(allowed, ", ")));
+                          fmt::join(AllowedWaveWidths(topology), ", ")));
 }
 
 }  // namespace
@@ -66,7 +54,7 @@ ReductionShape::ReductionShape(const ShardSpan& span, const ReduceScatterSpec& s
              topology.local_ranks > 1),
       line_(span.elems()) {
   CheckOptions(topology, options);
-  const int width = WaveWidth(topology, options);
+  const int width = options.wave_width > 0 ? options.wave_width : WidestWave(topology);
   waves_ = CutIntoWaves(topology, width);
   rounds_ = CutIntoRounds(topology, waves_, options.round_width);
   if (latin_) CheckCollisions(topology, waves_, width);

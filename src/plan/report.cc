@@ -13,12 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const char* NameOf(Mode mode) { return mode == Mode::kInPlace ? "in_place" : "slot_reuse"; }
-
-const char* NameOf(Placement placement) {
-  return placement == Placement::kDirect ? "direct" : "latin_square";
-}
-
 // What TIDE reserves beside what the formula allows, both also as parts of NS.
 Json RegionRow(const std::string& name, int64_t bytes, int64_t formula, int64_t full_landing) {
   const auto share = [full_landing](int64_t part) {
@@ -96,8 +90,8 @@ Json Connections(const Topology& topology, int contexts) {
 
 Json Options(const Sizing& sizing) {
   const ReduceScatterOptions& options = sizing.reduce_scatter;
-  return {{"mode", NameOf(options.mode)},
-          {"placement", NameOf(options.placement)},
+  return {{"mode", Name(options.mode)},
+          {"placement", Name(options.placement)},
           {"resident", sizing.all_gather.resident},
           {"wave_width", options.wave_width},
           {"round_width", options.round_width},

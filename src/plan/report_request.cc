@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 #include "plan/json_reader.h"
@@ -100,26 +101,23 @@ SizedGroup ParseGroup(const JsonField& field, const Topology& topology, DType ou
           std::move(spec)};
 }
 
-void ParseMode(const JsonField& field, SizingRequest& request) {
-  const std::string mode = field.String();
-  if (mode == "in_place") {
-    request.mode = Mode::kInPlace;
-  } else if (mode == "slot_reuse") {
-    request.mode = Mode::kSlotReuse;
-  } else if (mode != "auto") {
-    field.Fail("in_place, slot_reuse or auto");
+// Nothing for "auto".
+std::optional<Mode> ToMode(const JsonField& field) {
+  const std::string word = field.String();
+  for (const Mode mode : {Mode::kInPlace, Mode::kSlotReuse}) {
+    if (word == Name(mode)) return mode;
   }
+  if (word != "auto") field.Fail("in_place, slot_reuse or auto");
+  return std::nullopt;
 }
 
-void ParsePlacement(const JsonField& field, SizingRequest& request) {
-  const std::string placement = field.String();
-  if (placement == "direct") {
-    request.placement = Placement::kDirect;
-  } else if (placement == "latin_square") {
-    request.placement = Placement::kLatinSquare;
-  } else if (placement != "auto") {
-    field.Fail("direct, latin_square or auto");
+std::optional<Placement> ToPlacement(const JsonField& field) {
+  const std::string word = field.String();
+  for (const Placement placement : {Placement::kDirect, Placement::kLatinSquare}) {
+    if (word == Name(placement)) return placement;
   }
+  if (word != "auto") field.Fail("direct, latin_square or auto");
+  return std::nullopt;
 }
 
 void ParseOptions(const JsonField& field, SizingRequest& request) {
@@ -130,8 +128,8 @@ void ParseOptions(const JsonField& field, SizingRequest& request) {
     if (!field.Has(key)) return std::nullopt;
     return ToInt(field.At(key), -kMaxOption, kMaxOption);
   };
-  if (field.Has("mode")) ParseMode(field.At("mode"), request);
-  if (field.Has("placement")) ParsePlacement(field.At("placement"), request);
+  if (field.Has("mode")) request.mode = ToMode(field.At("mode"));
+  if (field.Has("placement")) request.placement = ToPlacement(field.At("placement"));
   request.wave_width = option("wave_width");
   request.round_width = option("round_width");
   request.passes = option("passes");

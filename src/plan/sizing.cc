@@ -27,8 +27,6 @@ constexpr int64_t kMinChunkBytes = 1 << 20;  // no smaller chunk is chosen; it m
 
 int64_t CeilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
-const char* NameOf(Mode mode) { return mode == Mode::kInPlace ? "in_place" : "slot_reuse"; }
-
 // The larger of two lanes' regions, one by one: groups share them.
 RegionBytes Larger(const RegionBytes& a, const RegionBytes& b) {
   return {std::max(a.stage, b.stage),
@@ -82,8 +80,7 @@ class Solver {
     ReduceScatterOptions& options = sizing_.reduce_scatter;
     const internal::Chosen<Placement> placement = internal::ChoosePlacement(request_);
     options.placement = placement.value;
-    Decide("placement", placement.value == Placement::kDirect ? "direct" : "latin_square",
-           placement.why);
+    Decide("placement", Name(placement.value), placement.why);
     const internal::Chosen<int> width = internal::ChooseWaveWidth(request_, placement.value);
     options.wave_width = width.value;
     if (topology_.nodes > 1) Decide("wave width", std::to_string(width.value), width.why);
@@ -198,7 +195,7 @@ class Solver {
     } else if (!request_.mode) {
       why += "; in_place also holds the previous layer's gradients and a full outbox";
     }
-    Decide("mode", NameOf(chosen.mode), why);
+    Decide("mode", Name(chosen.mode), why);
     if (topology_.nodes > 1) ExplainNetwork(chosen, limit);
     if (!Expert()) ExplainChunk(wanted, chosen, limit);
   }
@@ -258,7 +255,7 @@ class Solver {
         "memory limit {}: the smallest of {} plans tried ({}, {} passes, chunks of {}) holds {} "
         "live: {} for landings and stage, {} for the reduce-scatter, {} of gradients; raise the "
         "limit to that, {}or apply fully_shard to smaller modules",
-        HumanBytes(limit), tried, NameOf(options.mode), options.passes,
+        HumanBytes(limit), tried, Name(options.mode), options.passes,
         HumanBytes(options.staging.slot_bytes), HumanBytes(memory.live()), HumanBytes(fixed),
         HumanBytes(memory.regions.reduce_scatter()), HumanBytes(memory.gradients),
         SlotReuseWouldHelp() ? "allow slot_reuse, " : ""));

@@ -125,13 +125,4 @@ std::string SlotReuseObstacle(const std::vector<SizedGroup>& groups) {
 
 }  // namespace internal
 
-std::vector<int> AllowedWaveWidths(const Topology& topology) {
-  std::vector<int> allowed;
-  for (int width = 1; width <= topology.local_ranks; ++width) {
-    const auto waves = internal::CutIntoWaves(topology, width);
-    if (internal::FindCollision(topology, waves).empty()) allowed.push_back(width);
-  }
-  return allowed;
-}
-
 }  // namespace tide

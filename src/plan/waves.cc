@@ -8,6 +8,10 @@
 
 namespace tide::internal {
 
+int WidestWave(const Topology& topology) {
+  return topology.local_ranks == 1 ? kExpertWaveWidth : topology.local_ranks;
+}
+
 std::vector<Wave> CutIntoWaves(const Topology& topology, int width) {
   std::vector<Wave> waves;
   for (int first = 1; first <= topology.nodes; first += width) {
@@ -42,6 +46,14 @@ std::vector<int> FindCollision(const Topology& topology, const std::vector<Wave>
     }
   }
   return {};
+}
+
+std::vector<int> AllowedWaveWidths(const Topology& topology) {
+  std::vector<int> allowed;
+  for (int width = 1; width <= topology.local_ranks; ++width) {
+    if (FindCollision(topology, CutIntoWaves(topology, width)).empty()) allowed.push_back(width);
+  }
+  return allowed;
 }
 
 }  // namespace tide::internal

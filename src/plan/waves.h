@@ -27,6 +27,12 @@ struct Round {
   int count = 0;
 };
 
+// Sources that one sum of an expert lane (L = 1) adds in one pass, and so its widest wave (paper,
+// appendix F).
+inline constexpr int kExpertWaveWidth = 8;
+// The widest wave that one landing is meant to add: L, or kExpertWaveWidth where L = 1.
+int WidestWave(const Topology& topology);
+
 // Waves of M contributors, width >= 1.
 std::vector<Wave> CutIntoWaves(const Topology& topology, int width);
 
@@ -49,6 +55,9 @@ constexpr int ReceivingLocal(const Topology& topology, int slice, int contributo
 // The two contributors of one wave that meet on one local rank, as {c, c'}; empty if there are
 // none (proposition 4.1, checked and not assumed).
 std::vector<int> FindCollision(const Topology& topology, const std::vector<Wave>& waves);
+
+// Wave widths that let latin_square place the contributors of every wave on distinct local ranks.
+std::vector<int> AllowedWaveWidths(const Topology& topology);
 
 }  // namespace tide::internal
 

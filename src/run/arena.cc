@@ -77,7 +77,7 @@ bool Arena::ReserveAllGather(const GroupLayout& layout) {
 
 bool Arena::GrowStage(int64_t bytes) {
   if (bytes <= regions_.stage) return false;
-  stage_ = fabric_.AddSegment(bytes, "all-gather receive stage");
+  stage_ = fabric_.AddSegment(bytes, "all-gather receive stage", SegmentKind::kPerRank);
   regions_.stage = bytes;
   return true;
 }
@@ -99,7 +99,7 @@ bool Arena::GrowReduceScatter(const RegionBytes& needed, int64_t slot_bytes) {
   }
   // Every part only grows, so an equal sum means equal parts.
   if (bytes == before) return false;
-  reduction_ = fabric_.AddSegment(bytes, "reduce-scatter regions");
+  reduction_ = fabric_.AddSegment(bytes, "reduce-scatter regions", SegmentKind::kPerRank);
   regions_ = grown;
   reduce_scatter_.staging = staging;
   return true;

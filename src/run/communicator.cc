@@ -305,8 +305,11 @@ int Communicator::RegisterGroup(const std::string& name, const std::vector<Param
   return impl_->RegisterGroup(name, shapes);
 }
 const GroupLayout& Communicator::layout(int group) const { return impl_->group(group).layout; }
-SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label) {
-  return impl_->fabric().AddSegment(bytes, label);
+SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) {
+  return impl_->fabric().AddSegment(bytes, label, kind);
+}
+const std::string& Communicator::unshared_reason() const {
+  return impl_->fabric().unshared_reason();
 }
 void Communicator::Reserve(const std::vector<GroupNeed>& needs) { impl_->Reserve(needs); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }

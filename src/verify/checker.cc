@@ -9,9 +9,10 @@
 
 namespace tide::verify {
 
-Checker::Checker(const Model& model, Findings* findings)
+Checker::Checker(const Model& model, Findings* findings, Relaxed relaxed)
     : model_(model),
       findings_(*findings),
+      relaxed_(relaxed),
       clocks_(model.queues().size()),
       history_{clocks_, [this](const Conflict& conflict) { ReportRace(conflict); }},
       dataflow_(model, &history_, findings),
@@ -23,11 +24,62 @@ Checker::Checker(const Model& model, Findings* findings)
 }
 
 std::vector<int> Checker::Run() {
-  Simulation simulation(model_, model_.Queues(), /*pacing=*/false);
-  auto blocked = simulation.Run([this](const Step& step) { Execute(step); });
+  Simulation simulation(model_, model_.Queues(), /*pacing=*/false, relaxed_);
+  auto blocked = simulation.Run([this](const Step& step) { Follow(step); });
   findings_.stats().accesses += history_.accesses;
   findings_.stats().pairs += history_.pairs;
   return blocked;
+}
+
+void Checker::Follow(const Step& step) {
+  const bool relaxed = &step == relaxed_.step;
+  if (relaxed_.step == nullptr || step.queue != relaxed_.step->queue) {
+    Execute(step);
+    return;
+  }
+  const bool waits =
+      step.op != nullptr && (step.op->kind == OpKind::kWait || step.op->kind == OpKind::kAwait);
+  if (passed_ && !waits && !used_) {
+    used_ = true;
+    in_time_ = substitute_ != nullptr;
+  }
+  passed_ |= relaxed;
+  if (!relaxed || relaxed_.weakened) Execute(step);
+  if (substitute_ == nullptr && KnowsRelaxed()) substitute_ = &step;
+}
+
+bool Checker::KnowsRelaxed() const {
+  const Step& relaxed = *relaxed_.step;
+  if (relaxed.event >= 0) {
+    const auto& stamp = events_[static_cast<size_t>(relaxed.event)].stamp;
+    return stamp.has_value() && KnowsStamp(*stamp);
+  }
+  const CounterLog& log = counters_[static_cast<size_t>(relaxed.counter)];
+  if (static_cast<int64_t>(log.wires.size()) < relaxed.target) return false;
+  for (int64_t i = log.covered; i < relaxed.target; ++i) {
+    const Increment& increment = log.pending[static_cast<size_t>(i - log.covered)];
+    if (!KnowsStamp(increment.stamp)) return false;
+    if (increment.piece != kNone &&
+        !clocks_.HasAcquired(increment.piece, static_cast<uint32_t>(relaxed.queue))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Signals and records at the end of what the stamp covers touch no memory: knowing of what comes
+// before them is enough.
+bool Checker::KnowsStamp(const Stamp& stamp) const {
+  const auto& steps = model_.queues()[stamp.queue].steps;
+  uint32_t tick = stamp.tick;
+  for (; tick > 0; --tick) {
+    const Step& step = model_.steps()[static_cast<size_t>(steps[tick - 1])];
+    const bool silent = step.op != nullptr &&
+                        (step.op->kind == OpKind::kSignal || step.op->kind == OpKind::kRecord);
+    if (!silent) break;
+  }
+  return clocks_.Now(static_cast<uint32_t>(relaxed_.step->queue), UINT32_MAX).Knows(stamp.queue) >=
+         tick;
 }
 
 void Checker::Execute(const Step& step) {
@@ -104,26 +156,27 @@ void Checker::Produce(int counter, Increment increment, uint32_t wire) {
 
 void Checker::Wait(const Step& step) {
   CounterLog& log = counters_[static_cast<size_t>(step.counter)];
-  if (step.target <= log.covered) return;
+  const int64_t target = step.target - (&step == relaxed_.step ? 1 : 0);
+  if (target <= log.covered) return;
   if (log.several_wires) {
     const auto produced = static_cast<int64_t>(log.wires.size());
-    for (int64_t later = step.target; later < produced; ++later) {
+    for (int64_t later = target; later < produced; ++later) {
       const Increment& increment = log.pending[static_cast<size_t>(later - log.covered)];
-      if (CanOvertake(log, log.wires[static_cast<size_t>(later)],
-                      KnownBefore(log, increment.stamp), step.target)) {
+      if (CanOvertake(log, log.wires[static_cast<size_t>(later)], KnownBefore(log, increment.stamp),
+                      target)) {
         ReportAmbiguous(step, *increment.step);
         break;
       }
     }
   }
   const auto queue = static_cast<uint32_t>(step.queue);
-  for (; log.covered < step.target; ++log.covered) {
+  for (; log.covered < target; ++log.covered) {
     const Increment& increment = log.pending.front();
     clocks_.Join(queue, increment.stamp);
     if (increment.piece != kNone) clocks_.Acquire(increment.piece, queue, step.tick);
     log.pending.pop_front();
   }
-  log.waits.emplace_back(&step, step.target);
+  log.waits.emplace_back(&step, target);
 }
 
 const Step& Checker::StepOf(Epoch epoch) const {
@@ -158,10 +211,9 @@ void Checker::ReportRace(const Conflict& conflict) {
   finding.region = model_.MemoryName(conflict.memory);
   finding.begin = conflict.begin;
   finding.end = conflict.end;
-  finding.detail =
-      fmt::format("the first {}, the second {}, and nothing orders them",
-                  conflict.later_writes ? "writes" : "reads",
-                  conflict.earlier_writes ? "writes" : "reads");
+  finding.detail = fmt::format("the first {}, the second {}, and nothing orders them",
+                               conflict.later_writes ? "writes" : "reads",
+                               conflict.earlier_writes ? "writes" : "reads");
   findings_.Add(std::move(finding));
 }
 

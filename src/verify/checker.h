@@ -14,14 +14,18 @@
 #include "verify/findings.h"
 #include "verify/memory.h"
 #include "verify/model.h"
+#include "verify/simulate.h"
 
 namespace tide::verify {
 
 class Checker {
  public:
-  Checker(const Model& model, Findings* findings);
+  Checker(const Model& model, Findings* findings, Relaxed relaxed = {});
   // Returns the steps at which queues stay blocked.
   std::vector<int> Run();
+  // The step by which the relaxed step's queue knew all that the relaxed step would have told it,
+  // if that was before the queue did anything but wait; else null.
+  const Step* substitute() const { return !used_ || in_time_ ? substitute_ : nullptr; }
 
  private:
   struct Increment {
@@ -43,6 +47,8 @@ class Checker {
     int waits_left = 0;
   };
 
+  // Executes a step and follows the queue of the relaxed one.
+  void Follow(const Step& step);
   void Execute(const Step& step);
   void Put(const Step& step);
   void Produce(int counter, Increment increment, uint32_t wire);
@@ -51,12 +57,20 @@ class Checker {
   static int64_t KnownBefore(const CounterLog& log, const Stamp& stamp);
   // Whether the increment can arrive before those in [from, to).
   static bool CanOvertake(const CounterLog& log, uint32_t wire, int64_t from, int64_t to);
+  // Whether the relaxed step's queue knows all that the step would have told it.
+  bool KnowsRelaxed() const;
+  bool KnowsStamp(const Stamp& stamp) const;
   void ReportAmbiguous(const Step& wait, const Step& producer);
   void ReportRace(const Conflict& conflict);
   const Step& StepOf(Epoch epoch) const;
 
   const Model& model_;
   Findings& findings_;
+  const Relaxed relaxed_;
+  const Step* substitute_ = nullptr;
+  bool passed_ = false;  // the relaxed step
+  bool in_time_ = false;
+  bool used_ = false;
   Clocks clocks_;
   History history_;
   Dataflow dataflow_;

@@ -31,8 +31,7 @@ Actor Clocks::NewPiece(uint32_t queue, uint32_t tick, int peer, int context) {
   if (added) wires_.emplace_back();
   const uint32_t wire = found->second;
   const auto piece = static_cast<uint32_t>(pieces_.size());
-  pieces_.push_back(
-      {queue, tick, wire, static_cast<uint32_t>(wires_[wire].pieces.size()), {}});
+  pieces_.push_back({queue, tick, wire, static_cast<uint32_t>(wires_[wire].pieces.size()), {}});
   wires_[wire].pieces.push_back(piece);
   return {{Epoch::kPiece, piece}, queue, tick - 1, known_[queue].get(), wire};
 }
@@ -43,6 +42,12 @@ void Clocks::Acquire(uint32_t piece, uint32_t queue, uint32_t tick) {
   for (; acquired <= pieces_[piece].index; ++acquired) {
     pieces_[wire.pieces[acquired]].acquired.push_back({queue, tick});
   }
+}
+
+bool Clocks::HasAcquired(uint32_t piece, uint32_t queue) const {
+  const auto& acquired = pieces_[piece].acquired;
+  return std::any_of(acquired.begin(), acquired.end(),
+                     [queue](Epoch wait) { return wait.queue == queue; });
 }
 
 bool Clocks::Before(Epoch earlier, const Actor& actor) const {

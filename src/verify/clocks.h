@@ -65,13 +65,15 @@ class Clocks {
   // of its wire.
   void Acquire(uint32_t piece, uint32_t queue, uint32_t tick);
 
+  bool HasAcquired(uint32_t piece, uint32_t queue) const;
+
   bool Before(Epoch earlier, const Actor& actor) const;
 
   struct Piece {
     uint32_t queue = 0;  // that put it
     uint32_t tick = 0;
     uint32_t wire = 0;
-    uint32_t index = 0;             // on the wire
+    uint32_t index = 0;           // on the wire
     std::vector<Epoch> acquired;  // first wait of each queue that proves it
   };
   const Piece& piece(uint32_t index) const { return pieces_[index]; }

@@ -26,9 +26,9 @@ std::string Contract::Mismatch(const Content& content, int64_t offset, const Val
   const int64_t origin = content.first_elem * item + offset;
   if (value.uniform() || value.param != content.param || value.origin != origin ||
       value.dtype != content.dtype) {
-    return fmt::format("expected the sum of all gradients' element {} of parameter {}, as {}; holds {}",
-                       origin / item, content.param, tide::Name(content.dtype),
-                       expressions_.ToString(value));
+    return fmt::format(
+        "expected the sum of all gradients' element {} of parameter {}, as {}; holds {}",
+        origin / item, content.param, tide::Name(content.dtype), expressions_.ToString(value));
   }
   return ReducedMismatch(content, value.expr);
 }
@@ -123,9 +123,10 @@ std::string Contract::CheckPartial(const Content& content, int node, ExprId expr
     right = IsGradient(content, sum.children[i], order[i]);
   }
   if (right) return {};
-  return fmt::format("expected the gradients of node {} in rank order, last that of the rank that "
-                     "adds them, got {}",
-                     node, expressions_.ToString(expr));
+  return fmt::format(
+      "expected the gradients of node {} in rank order, last that of the rank that "
+      "adds them, got {}",
+      node, expressions_.ToString(expr));
 }
 
 bool Contract::IsGradient(const Content& content, ExprId expr, int rank) const {

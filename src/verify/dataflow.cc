@@ -13,8 +13,8 @@ int64_t Item(DType dtype) { return static_cast<int64_t>(ItemSize(dtype)); }
 // Calls f(dst offset, src offset, bytes) for each run of contiguous bytes.
 template <typename F>
 void ForRuns(const Piece& piece, const F& f) {
-  const bool contiguous = piece.rows == 1 || (piece.dst_pitch == piece.row_bytes &&
-                                              piece.src_pitch == piece.row_bytes);
+  const bool contiguous =
+      piece.rows == 1 || (piece.dst_pitch == piece.row_bytes && piece.src_pitch == piece.row_bytes);
   if (contiguous) {
     f(0, 0, piece.rows * piece.row_bytes);
     return;
@@ -121,8 +121,8 @@ void Dataflow::Zero(const Step& step, const Piece& piece, const Actor& actor) {
   });
 }
 
-Operand Dataflow::ReadOperand(const Step& step, Place place, int rank, int64_t elems,
-                                        DType dtype, const Actor& actor) {
+Operand Dataflow::ReadOperand(const Step& step, Place place, int rank, int64_t elems, DType dtype,
+                              const Actor& actor) {
   std::vector<Portion> portions;
   Read(step, place, rank, elems * Item(dtype), actor, &portions);
   return Operand(place, rank, dtype, std::move(portions));
@@ -188,7 +188,8 @@ void Dataflow::Combine(const Step& step, Ref dst, DType dst_dtype, int64_t elems
         const Value first = operands[0].front();
         value = {expr, first.param, first.origin / Item(first.dtype) * Item(dst_dtype), dst_dtype};
       }
-      const bool joins = !result.empty() && value.Continues(result.back().value, result.back().bytes);
+      const bool joins =
+          !result.empty() && value.Continues(result.back().value, result.back().bytes);
       if (joins) {
         result.back().bytes += run * Item(dst_dtype);
       } else {
@@ -215,8 +216,8 @@ ExprId Dataflow::Add(const Step& step, const std::vector<Operand>& operands, con
       expected = fmt::format("elements of type {}", tide::Name(operand.dtype()));
     } else if (value.param != first.param ||
                value.origin / Item(operand.dtype()) != first.origin / Item(operands[0].dtype())) {
-      expected = fmt::format("the same element as the first operand, {}",
-                             expressions_.ToString(first));
+      expected =
+          fmt::format("the same element as the first operand, {}", expressions_.ToString(first));
     }
     if (!expected.empty()) {
       Wrong(step, operand.position(), operand.rank(), Item(operand.dtype()),

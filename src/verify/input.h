@@ -22,7 +22,8 @@ namespace tide::verify {
 // A piece of memory that every rank has, or every node.
 struct Object {
   std::string name;
-  bool lane_owned = false;  // a region of the lane: shared by all its calls, full of garbage at first
+  bool lane_owned =
+      false;  // a region of the lane: shared by all its calls, full of garbage at first
   bool per_node = false;
 };
 

@@ -28,9 +28,9 @@ Model::Model(const Input& input) : input_(input) {
   std::vector<int> in_order(input.calls.size());
   std::iota(in_order.begin(), in_order.end(), 0);
   for (int rank = 0; rank < ranks; ++rank) {
-    const auto& order = input.issue_order.empty() || input.issue_order[rank].empty()
-                            ? in_order
-                            : input.issue_order[static_cast<size_t>(rank)];
+    const auto r = static_cast<size_t>(rank);
+    const bool has_order = !input.issue_order.empty() && !input.issue_order[r].empty();
+    const auto& order = has_order ? input.issue_order[r] : in_order;
     for (const int call : order) AddCall(call, rank);
     AddCaller(input.after, rank);
   }
@@ -51,7 +51,7 @@ void Model::AddCall(int call, int rank) {
   const Call& spec = input_.calls[static_cast<size_t>(call)];
   AddCaller(spec.before, rank);
   const Program& program = ProgramOf(call, rank);
-  auto& places = places_[static_cast<size_t>(call * input_.topology.Ranks() + rank)];
+  auto& places = places_[PlacesIndex(call, rank)];
   for (const Buffer& buffer : program.buffers) {
     const auto found = spec.places.find({buffer.kind, buffer.index});
     places.push_back(found != spec.places.end() ? found->second : Place());
@@ -155,8 +155,7 @@ std::vector<std::vector<int>> Model::Fifos() const {
 }
 
 Place Model::place(const Step& step, Ref ref) const {
-  Place place = places_[static_cast<size_t>(step.call * input_.topology.Ranks() + step.rank)]
-                       [static_cast<size_t>(ref.buffer)];
+  Place place = places_[PlacesIndex(step.call, step.rank)][static_cast<size_t>(ref.buffer)];
   place.offset += ref.offset;
   return place;
 }

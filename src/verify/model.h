@@ -75,6 +75,9 @@ class Model {
   const Program& ProgramOf(int call, int rank) const {
     return *input_.calls[static_cast<size_t>(call)].programs[static_cast<size_t>(rank)];
   }
+  size_t PlacesIndex(int call, int rank) const {
+    return static_cast<size_t>(call) * fifos_.size() + static_cast<size_t>(rank);
+  }
   void AddCaller(const std::vector<CallerStep>& steps, int rank);
   void AddCall(int call, int rank);
   Step& AddStep(int queue, int call, int rank);

@@ -44,6 +44,16 @@ bool ReadsSource(const Program& program, const Operation& op) {
          });
 }
 
+void Erase(Program* program, size_t index) {
+  program->operations.erase(program->operations.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+// Pieces of one operation are much alike: the first few places stand for all.
+constexpr size_t kShiftsPerOperation = 4;
+
+struct Spot;
+using SpotsOf = std::function<std::vector<Spot>(Operation*)>;
+
 class Maker {
  public:
   Maker(MutantKind kind, const Programs& programs, int rank)
@@ -60,13 +70,11 @@ class Maker {
   void DropPairs();
   void Duplicate();
   void ReleaseEarly();
-  // Shifts operands of each data operation in turn.
-  void Shift(bool sources, bool results);
-  void ShiftRefs(size_t index, const char* what, const std::vector<Ref*>& refs, Program mutant,
-                 int64_t bytes);
+  // Moves places of each data operation in turn.
+  void Shift(const SpotsOf& spots_of);
 
-  void Add(std::string description, Program mutant) {
-    mutants_.push_back({kind_, std::move(description), {std::move(mutant)}});
+  void Add(std::string description, Program mutant, int operation = -1) {
+    mutants_.push_back({kind_, std::move(description), operation, {std::move(mutant)}});
   }
   std::string Describe(size_t index) const {
     return fmt::format("rank {}, operation {}: {}", program_.rank, index,
@@ -83,8 +91,8 @@ void Maker::DropEach(const Predicate& which) {
   for (size_t i = 0; i < program_.operations.size(); ++i) {
     if (!which(program_.operations[i])) continue;
     Program mutant = program_;
-    mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i));
-    Add(Describe(i), std::move(mutant));
+    Erase(&mutant, i);
+    Add(Describe(i), std::move(mutant), static_cast<int>(i));
   }
 }
 
@@ -99,7 +107,7 @@ void Maker::Weaken() {
     if (!IsSafetyWait(program_.operations[i])) continue;
     Program mutant = program_;
     --mutant.operations[i].value;
-    Add(Describe(i), std::move(mutant));
+    Add(Describe(i), std::move(mutant), static_cast<int>(i));
   }
 }
 
@@ -130,7 +138,7 @@ void Maker::DropPairs() {
     const auto signal = FindSignal(peer, program_.rank, wait.counter, wait.value);
     if (!signal.has_value()) continue;
     Program waiter = program_;
-    waiter.operations.erase(waiter.operations.begin() + static_cast<std::ptrdiff_t>(i));
+    Erase(&waiter, i);
     for (Operation& op : waiter.operations) {
       const bool later = op.kind == OpKind::kWait && op.counter == wait.counter && wait.value > 0 &&
                          op.value >= wait.value;
@@ -139,16 +147,19 @@ void Maker::DropPairs() {
     for (Increment& increment : waiter.increments) {
       if (increment.counter == wait.counter) --increment.value;
     }
-    const bool self = peer.rank == program_.rank;
-    Program signaller = self ? std::move(waiter) : peer;
-    size_t at = *signal;
-    if (self && at > i) --at;
-    signaller.operations.erase(signaller.operations.begin() + static_cast<std::ptrdiff_t>(at));
     Mutant& mutant = mutants_.emplace_back();
     mutant.kind = kind_;
     mutant.description = Describe(i);
-    mutant.programs.push_back(std::move(signaller));
-    if (!self) mutant.programs.push_back(std::move(waiter));
+    mutant.operation = static_cast<int>(i);
+    if (peer.rank == program_.rank) {
+      const size_t at = *signal > i ? *signal - 1 : *signal;
+      Erase(&waiter, at);
+    } else {
+      Program signaller = peer;
+      Erase(&signaller, *signal);
+      mutant.programs.push_back(std::move(signaller));
+    }
+    mutant.programs.push_back(std::move(waiter));
   }
 }
 
@@ -158,7 +169,7 @@ void Maker::Duplicate() {
     Program mutant = program_;
     mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i),
                              program_.operations[i]);
-    Add(Describe(i), std::move(mutant));
+    Add(Describe(i), std::move(mutant), static_cast<int>(i));
   }
 }
 
@@ -167,9 +178,8 @@ void Maker::ReleaseEarly() {
   const auto record = std::find_if(operations.begin(), operations.end(), [](const Operation& op) {
     return op.kind == OpKind::kRecord && op.event.kind == EventKind::kReadDone;
   });
-  const auto read =
-      std::find_if(operations.rbegin(), operations.rend(),
-                   [this](const Operation& op) { return ReadsSource(program_, op); });
+  const auto read = std::find_if(operations.rbegin(), operations.rend(),
+                                 [this](const Operation& op) { return ReadsSource(program_, op); });
   if (record == operations.end() || read == operations.rend()) return;
   const auto from = static_cast<size_t>(record - operations.begin());
   const auto to = static_cast<size_t>(operations.rend() - read) - 1;
@@ -177,85 +187,75 @@ void Maker::ReleaseEarly() {
   Program mutant = program_;
   Operation moved = *record;
   moved.queue = operations[to].queue;
-  mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(from));
+  Erase(&mutant, from);
   mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(to),
                            std::move(moved));
   Add(Describe(to), std::move(mutant));
 }
 
-void Maker::ShiftRefs(size_t index, const char* what, const std::vector<Ref*>& refs, Program mutant,
-                      int64_t bytes) {
-  if (bytes == 0) return;
-  // Up if all of it stays inside the buffer, else down, else not at all.
-  const auto fits = [&](int64_t by) {
-    return std::all_of(refs.begin(), refs.end(), [&](const Ref* ref) {
-      return ref->offset + by >= 0 &&
-             ref->offset + by + bytes <= program_.buffers[static_cast<size_t>(ref->buffer)].bytes;
-    });
-  };
-  const int64_t by = fits(bytes) ? bytes : -bytes;
-  if (!fits(by)) return;
-  for (Ref* ref : refs) ref->offset += by;
-  Add(fmt::format("{}, {} moved by {} bytes", Describe(index), what, by), std::move(mutant));
+// A place that an operation names, and how many bytes of it.
+struct Spot {
+  const char* what;
+  Ref* ref;
+  int64_t bytes;
+};
+
+int64_t Bytes(int64_t elems, DType dtype) { return elems * static_cast<int64_t>(ItemSize(dtype)); }
+
+// Where operands come from and sums go to.
+std::vector<Spot> Slices(Operation* op) {
+  std::vector<Spot> spots;
+  for (Piece& piece : op->pieces) {
+    // The neighbour of a pitched piece is one of its own rows.
+    const bool one_row = piece.rows == 1 && op->kind != OpKind::kZero;
+    if (one_row) spots.push_back({"source", &piece.src, piece.row_bytes});
+  }
+  for (PutPiece& put : op->puts) spots.push_back({"source", &put.src, put.bytes});
+  for (CastPiece& cast : op->casts) {
+    spots.push_back({"source", &cast.src, Bytes(cast.elems, cast.src_dtype)});
+  }
+  for (SumPiece& sum : op->sums) {
+    for (Ref& source : sum.sources) {
+      spots.push_back({"source", &source, Bytes(sum.elems, sum.src_dtype)});
+    }
+    spots.push_back({"result", &sum.dst, Bytes(sum.elems, sum.dst_dtype)});
+  }
+  for (LandPiece& land : op->lands) {
+    spots.push_back({"block", &land.block, Bytes(land.elems, DType::kF32)});
+    spots.push_back({"result", &land.dst, Bytes(land.elems, land.dst_dtype)});
+  }
+  return spots;
 }
 
-void Maker::Shift(bool sources, bool results) {
+// Where copies and puts go to.
+std::vector<Spot> Blocks(Operation* op) {
+  std::vector<Spot> spots;
+  for (Piece& piece : op->pieces) {
+    const bool one_row = piece.rows == 1 && op->kind != OpKind::kZero;
+    if (one_row) spots.push_back({"block", &piece.dst, piece.row_bytes});
+  }
+  for (PutPiece& put : op->puts) spots.push_back({"block", &put.dst, put.bytes});
+  return spots;
+}
+
+// Up to the next slice or, at the end of the buffer, down to the one before; 0 if there is none.
+int64_t Neighbour(const Program& program, const Spot& spot) {
+  const int64_t end = program.buffers[static_cast<size_t>(spot.ref->buffer)].bytes;
+  if (spot.ref->offset + 2 * spot.bytes <= end) return spot.bytes;
+  return spot.ref->offset >= spot.bytes ? -spot.bytes : 0;
+}
+
+void Maker::Shift(const SpotsOf& spots_of) {
   for (size_t i = 0; i < program_.operations.size(); ++i) {
-    const Operation& op = program_.operations[i];
-    const auto shift = [&](const char* what, int64_t bytes, const auto& select) {
+    Operation probe = program_.operations[i];
+    const size_t spots = spots_of(&probe).size();
+    for (size_t s = 0; s < std::min(spots, kShiftsPerOperation); ++s) {
       Program mutant = program_;
-      std::vector<Ref*> refs = select(mutant.operations[i]);
-      ShiftRefs(i, what, refs, std::move(mutant), bytes);
-    };
-    const bool copies = op.kind == OpKind::kCopy || op.kind == OpKind::kMulticast;
-    if (copies && !op.pieces.empty()) {
-      const Piece& piece = op.pieces[0];
-      if (piece.rows > 1) continue;  // its neighbour is one of its own rows
-      if (sources) {
-        shift("source", piece.row_bytes,
-              [](Operation& o) { return std::vector<Ref*>{&o.pieces[0].src}; });
-      }
-      if (!sources) {
-        shift("block", piece.row_bytes,
-              [](Operation& o) { return std::vector<Ref*>{&o.pieces[0].dst}; });
-      }
-    }
-    if (!op.puts.empty()) {
-      if (sources) {
-        shift("source", op.puts[0].bytes,
-              [](Operation& o) { return std::vector<Ref*>{&o.puts[0].src}; });
-      } else {
-        shift("block", op.puts[0].bytes,
-              [](Operation& o) { return std::vector<Ref*>{&o.puts[0].dst}; });
-      }
-    }
-    if (!sources) continue;
-    if (!op.casts.empty()) {
-      const auto item = static_cast<int64_t>(ItemSize(op.casts[0].src_dtype));
-      shift("source", op.casts[0].elems * item,
-            [](Operation& o) { return std::vector<Ref*>{&o.casts[0].src}; });
-    }
-    if (!op.sums.empty()) {
-      const auto item = static_cast<int64_t>(ItemSize(op.sums[0].src_dtype));
-      for (size_t s = 0; s < op.sums[0].sources.size(); ++s) {
-        shift("source", op.sums[0].elems * item,
-              [s](Operation& o) { return std::vector<Ref*>{&o.sums[0].sources[s]}; });
-      }
-    }
-    if (!op.lands.empty()) {
-      shift("block", op.lands[0].elems * static_cast<int64_t>(ItemSize(DType::kF32)),
-            [](Operation& o) { return std::vector<Ref*>{&o.lands[0].block}; });
-    }
-    if (!results) continue;
-    if (!op.sums.empty()) {
-      const auto item = static_cast<int64_t>(ItemSize(op.sums[0].dst_dtype));
-      shift("result", op.sums[0].elems * item,
-            [](Operation& o) { return std::vector<Ref*>{&o.sums[0].dst}; });
-    }
-    if (!op.lands.empty()) {
-      const auto item = static_cast<int64_t>(ItemSize(op.lands[0].dst_dtype));
-      shift("result", op.lands[0].elems * item,
-            [](Operation& o) { return std::vector<Ref*>{&o.lands[0].dst}; });
+      const Spot spot = spots_of(&mutant.operations[i])[s];
+      const int64_t by = Neighbour(program_, spot);
+      if (by == 0) continue;
+      spot.ref->offset += by;
+      Add(fmt::format("{}, {} moved by {} bytes", Describe(i), spot.what, by), std::move(mutant));
     }
   }
 }
@@ -296,13 +296,13 @@ std::vector<Mutant> Maker::Make() {
       DropEach([](const Operation& op) { return op.kind == OpKind::kZero; });
       break;
     case MutantKind::kWrongSubSlice:
-      Shift(/*sources=*/true, /*results=*/true);
+      Shift(Slices);
       break;
     case MutantKind::kDuplicatedPut:
       Duplicate();
       break;
     case MutantKind::kWrongBlock:
-      Shift(/*sources=*/false, /*results=*/false);
+      Shift(Blocks);
       break;
     case MutantKind::kEarlySourceRelease:
       ReleaseEarly();
@@ -316,7 +316,7 @@ std::vector<Mutant> Maker::Make() {
       }
       break;
     case MutantKind::kSwappedCalls:
-      mutants_.push_back({kind_, fmt::format("rank {}: two calls swapped", program_.rank), {}});
+      mutants_.push_back({kind_, fmt::format("rank {}: two calls swapped", program_.rank), -1, {}});
       break;
   }
   return std::move(mutants_);
@@ -326,10 +326,9 @@ std::vector<Mutant> Maker::Make() {
 
 const char* Name(MutantKind kind) {
   static constexpr const char* kNames[kMutantKinds] = {
-      "dropped wait",       "weakened wait",   "dropped await",
-      "dropped pair",       "lost signal",     "lost credit",
-      "missing completion", "missing zero",    "wrong sub-slice",
-      "duplicated put",     "wrong block",     "early source release",
+      "dropped wait",       "weakened wait",     "dropped await",      "dropped pair",
+      "lost signal",        "lost credit",       "missing completion", "missing zero",
+      "wrong sub-slice",    "duplicated put",    "wrong block",        "early source release",
       "early outbox reuse", "early inbox reuse", "swapped calls"};
   return kNames[static_cast<size_t>(kind)];
 }

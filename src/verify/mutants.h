@@ -35,6 +35,7 @@ const char* Name(MutantKind kind);
 struct Mutant {
   MutantKind kind = MutantKind::kDroppedWait;
   std::string description;
+  int operation = -1;  // of the original program, where the fault is one operation's
   // Replace the programs of their ranks; none for kSwappedCalls, which changes the sequence.
   std::vector<Program> programs;
 };

@@ -8,6 +8,9 @@
 #include <utility>
 
 #include "tide/error.h"
+#include "verify/checker.h"
+#include "verify/findings.h"
+#include "verify/model.h"
 
 namespace tide::verify {
 namespace {
@@ -68,6 +71,50 @@ bool Detected(std::vector<Input>* sequences, const Programs& originals, const Mu
   });
 }
 
+bool Relaxes(MutantKind kind) {
+  return kind == MutantKind::kDroppedWait || kind == MutantKind::kWeakenedWait ||
+         kind == MutantKind::kDroppedAwait || kind == MutantKind::kDroppedPair;
+}
+
+// Which step makes the relaxed one redundant, in every checked call of the sequence; empty if one
+// of them has none.
+std::string ExplainIn(const Input& input, const Operation& op, int rank, bool weakened) {
+  const Model model(input);
+  std::string explanation;
+  for (const Step& step : model.steps()) {
+    const bool checked = !input.calls[static_cast<size_t>(step.call)].predecessor;
+    if (step.op != &op || step.rank != rank || !checked) continue;
+    Findings ignored(0);
+    Checker checker(model, &ignored, {&step, weakened});
+    checker.Run();
+    if (checker.substitute() == nullptr) return {};
+    const Site site = model.SiteOf(*checker.substitute());
+    explanation = site.call == step.call
+                      ? site.operation
+                      : fmt::format("{} (call {} of '{}')", site.operation, site.call, input.name);
+  }
+  return explanation;
+}
+
+// Why a mutant that is not detected does no harm: before the queue does anything else, another wait
+// has told it as much.
+std::string Explain(const std::vector<Input>& sequences, const Programs& originals,
+                    const Mutant& mutant, int rank) {
+  if (!Relaxes(mutant.kind) || mutant.operation < 0) return {};
+  const auto r = static_cast<size_t>(rank);
+  const Operation& op = originals[r]->operations[static_cast<size_t>(mutant.operation)];
+  std::string explanation;
+  for (const Input& input : sequences) {
+    const bool concerned = std::any_of(
+        input.calls.begin(), input.calls.end(),
+        [&](const Call& call) { return !call.predecessor && call.programs[r] == originals[r]; });
+    if (!concerned) continue;
+    explanation = ExplainIn(input, op, rank, mutant.kind == MutantKind::kWeakenedWait);
+    if (explanation.empty()) break;
+  }
+  return explanation;
+}
+
 }  // namespace
 
 bool MutationTable::ok() const {
@@ -106,8 +153,14 @@ MutationTable RunMutation(std::vector<Input> sequences, const std::vector<int>& 
       ++row.injected;
       if (Detected(&sequences, originals, mutant, rank, first_only)) {
         ++row.detected;
-      } else {
+        continue;
+      }
+      const std::string substitute = Explain(sequences, originals, mutant, rank);
+      if (substitute.empty()) {
         row.undetected.push_back(mutant.description);
+      } else {
+        row.explained.push_back(
+            fmt::format("{}; the same order comes with: {}", mutant.description, substitute));
       }
     }
   }

@@ -9,8 +9,8 @@
 namespace tide {
 
 const char* Name(FindingKind kind) {
-  static constexpr const char* kNames[] = {"malformed", "out of bounds", "unbalanced counter",
-                                           "stuck",     "ambiguous wait", "race",
+  static constexpr const char* kNames[] = {"malformed",  "out of bounds",  "unbalanced counter",
+                                           "stuck",      "ambiguous wait", "race",
                                            "wrong value"};
   return kNames[static_cast<size_t>(kind)];
 }
@@ -56,10 +56,10 @@ std::string ToText(const VerifyResult& result) {
   std::string text;
   for (const Finding& finding : result.findings) text += ToText(finding);
   const VerifyStats& stats = result.stats;
-  return text + fmt::format(
-                    "{}: {} sequences, {} calls, {} operations, {} accesses, {} ordered pairs\n",
-                    result.ok() ? "safe" : fmt::format("{} findings", result.findings.size()),
-                    stats.sequences, stats.calls, stats.operations, stats.accesses, stats.pairs);
+  return text +
+         fmt::format("{}: {} sequences, {} calls, {} operations, {} accesses, {} ordered pairs\n",
+                     result.ok() ? "safe" : fmt::format("{} findings", result.findings.size()),
+                     stats.sequences, stats.calls, stats.operations, stats.accesses, stats.pairs);
 }
 
 }  // namespace tide

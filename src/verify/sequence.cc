@@ -54,8 +54,8 @@ const ProgramCache::Programs& ProgramCache::AllGather(int group) {
   Programs& programs = all_gather_[group];
   const VerifyGroup& spec = setup_.groups[static_cast<size_t>(group)];
   for (int rank = static_cast<int>(programs.size()); rank < setup_.topology.Ranks(); ++rank) {
-    programs.push_back(std::make_shared<const Program>(PlanAllGather(
-        spec.layout, spec.shard_dtypes, setup_.topology, rank, setup_.all_gather)));
+    programs.push_back(std::make_shared<const Program>(
+        PlanAllGather(spec.layout, spec.shard_dtypes, setup_.topology, rank, setup_.all_gather)));
   }
   return programs;
 }
@@ -66,8 +66,8 @@ const ProgramCache::Programs& ProgramCache::ReduceScatter(int group, int bank) {
   ReduceScatterSpec reduce = spec.reduce;
   reduce.bank = bank;
   for (int rank = static_cast<int>(programs.size()); rank < setup_.topology.Ranks(); ++rank) {
-    programs.push_back(std::make_shared<const Program>(PlanReduceScatter(
-        spec.layout, reduce, setup_.topology, rank, setup_.reduce_scatter)));
+    programs.push_back(std::make_shared<const Program>(
+        PlanReduceScatter(spec.layout, reduce, setup_.topology, rank, setup_.reduce_scatter)));
   }
   return programs;
 }
@@ -105,8 +105,7 @@ void Sequence::PlaceBuffers(Call* call) {
       const std::pair<BufferKind, int> key{buffer.kind, buffer.index};
       if (call->places.count(key) != 0) continue;
       if (!LaneOwned(buffer.kind)) {
-        const int object =
-            AddObject(fmt::format("{} (call {})", ToString(buffer), last_call()));
+        const int object = AddObject(fmt::format("{} (call {})", ToString(buffer), last_call()));
         call->places[key] = {object, 0};
         continue;
       }
@@ -148,8 +147,7 @@ void Sequence::AllGather(int group, int landing_index, Role role) {
   const auto shards = [spec, programs = call.programs, places = call.places, index](int rank) {
     return ShardContents(*spec, *programs[static_cast<size_t>(rank)], places, index);
   };
-  call.before.push_back(
-      Access(CallerStep::Kind::kWrite, index, "writes its shards", shards));
+  call.before.push_back(Access(CallerStep::Kind::kWrite, index, "writes its shards", shards));
   Ready(&call);
   frees_.push_back(Await(index, EventKind::kReadDone, CallerQueue::kFreeAllGather));
   frees_.push_back(Access(
@@ -187,34 +185,31 @@ void Sequence::ReduceScatter(int group, int landing_index, Role role) {
     return GradientContents(*spec, places, rank, index);
   };
   const Place output = call.places.at({BufferKind::kOutput, 0});
-  call.before.push_back(Access(CallerStep::Kind::kWrite, index,
-                               in_landing ? "copies gradients into the landing"
-                                          : "writes gradients",
-                               gradients));
+  call.before.push_back(
+      Access(CallerStep::Kind::kWrite, index,
+             in_landing ? "copies gradients into the landing" : "writes gradients", gradients));
   if (spec->reduce.accumulate) {
-    call.before.push_back(
-        Access(CallerStep::Kind::kWrite, index, "writes the output to add to",
-               [spec, output, index](int rank) {
-                 return OldOutputContents(*spec, output, rank, index);
-               }));
+    call.before.push_back(Access(
+        CallerStep::Kind::kWrite, index, "writes the output to add to",
+        [spec, output, index](int rank) { return OldOutputContents(*spec, output, rank, index); }));
   }
   Ready(&call);
   if (!in_landing) {
     frees_.push_back(Await(index, EventKind::kReadDone, CallerQueue::kFreeReduceScatter));
     frees_.push_back(Access(
         CallerStep::Kind::kWrite, index, "frees gradients after read_done",
-        [gradients](int rank) { return Freed(gradients(rank)); },
-        CallerQueue::kFreeReduceScatter));
+        [gradients](int rank) { return Freed(gradients(rank)); }, CallerQueue::kFreeReduceScatter));
   }
   auto reduction = std::make_shared<Reduction>();
   reduction->topology = setup_.topology;
   reduction->waves = ContributorWaves(setup_.topology, setup_.reduce_scatter.wave_width);
   reduction->accumulate = spec->reduce.accumulate;
   results_.push_back(Await(index, EventKind::kDone));
-  results_.push_back(
-      Access(CallerStep::Kind::kRead, index, "reads the output",
-             [spec, output, index, reduction = std::shared_ptr<const Reduction>(reduction)](
-                 int rank) { return ReducedContents(*spec, output, rank, index, reduction); }));
+  results_.push_back(Access(
+      CallerStep::Kind::kRead, index, "reads the output",
+      [spec, output, index, reduction = std::shared_ptr<const Reduction>(reduction)](int rank) {
+        return ReducedContents(*spec, output, rank, index, reduction);
+      }));
 }
 
 Input Sequence::Finish() {
@@ -241,9 +236,9 @@ std::vector<Input> AllGatherSequences(ProgramCache* cache, LandingModel model) {
   inputs.push_back(apart.Finish());
   for (int before = 0; before < groups; ++before) {
     for (int after = 0; after < groups; ++after) {
-      Sequence pair(fmt::format("all_gather of group {} after a worst case of group {}", after,
-                                before),
-                    cache, model);
+      Sequence pair(
+          fmt::format("all_gather of group {} after a worst case of group {}", after, before),
+          cache, model);
       pair.AllGather(before, 0, Role::kPredecessor);
       pair.AllGather(after, 0);
       inputs.push_back(pair.Finish());

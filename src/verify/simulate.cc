@@ -12,10 +12,12 @@ bool IsRecord(const Step& step) {
 
 }  // namespace
 
-Simulation::Simulation(const Model& model, std::vector<std::vector<int>> tracks, bool pacing)
+Simulation::Simulation(const Model& model, std::vector<std::vector<int>> tracks, bool pacing,
+                       Relaxed relaxed)
     : model_(model),
       tracks_(std::move(tracks)),
       pacing_(pacing),
+      relaxed_(relaxed),
       cursors_(tracks_.size()),
       counters_(model.counters().size()),
       events_(static_cast<size_t>(model.events())),
@@ -49,8 +51,10 @@ std::vector<int> Simulation::Run(const std::function<void(const Step&)>& execute
 }
 
 bool Simulation::Ready(const Step& step) const {
+  const bool relaxed = &step == relaxed_.step;
+  if (relaxed && !relaxed_.weakened) return true;
   if (step.op != nullptr && step.op->kind == OpKind::kWait) {
-    return counters_[static_cast<size_t>(step.counter)] >= step.target;
+    return counters_[static_cast<size_t>(step.counter)] >= step.target - (relaxed ? 1 : 0);
   }
   return step.event < 0 || IsRecord(step) || events_[static_cast<size_t>(step.event)] != 0;
 }

@@ -13,10 +13,17 @@
 
 namespace tide::verify {
 
+// What is done to one wait or await to see whether it is needed.
+struct Relaxed {
+  const Step* step = nullptr;
+  bool weakened = false;  // one increment less; else it is no wait at all
+};
+
 class Simulation {
  public:
   // tracks: lists of steps, each run in order. Without pacing, operations so tagged are skipped.
-  Simulation(const Model& model, std::vector<std::vector<int>> tracks, bool pacing);
+  Simulation(const Model& model, std::vector<std::vector<int>> tracks, bool pacing,
+             Relaxed relaxed = {});
 
   // Calls `execute` for each step when it runs. Returns the steps at which tracks stay blocked.
   std::vector<int> Run(const std::function<void(const Step&)>& execute);
@@ -32,6 +39,7 @@ class Simulation {
   const Model& model_;
   const std::vector<std::vector<int>> tracks_;
   const bool pacing_;
+  const Relaxed relaxed_;
   std::vector<size_t> cursors_;
   std::vector<int> runnable_;
   std::vector<int64_t> counters_;

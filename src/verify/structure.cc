@@ -142,8 +142,9 @@ void Structure::CheckOperation(const Operation& op) {
     case OpKind::kSignal:
       if (!Peer(op)) break;
       if (op.counter.producer != rank) {
-        Report(FindingKind::kMalformed, &op, fmt::format("expected the producer to be rank {}, got {}",
-                                                         rank, op.counter.producer));
+        Report(
+            FindingKind::kMalformed, &op,
+            fmt::format("expected the producer to be rank {}, got {}", rank, op.counter.producer));
       }
       if (CounterUse* use = Use(op, op.peer, op.counter)) {
         ++use->produced;

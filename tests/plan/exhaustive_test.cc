@@ -163,7 +163,7 @@ TEST(Exhaustive, SimulatesWhatThePlannerPlans) {
   for (const int local : {2, 4}) {
     for (const int nodes : {2, 3, 4, 5, 7, 9, 12}) {
       const Topology topology{nodes, local};
-      for (const int width : AllowedWaveWidths(topology)) {
+      for (const int width : internal::AllowedWaveWidths(topology)) {
         for (const int passes : {1, 2, 3}) {
           const InboxSchedule planned = FromPrograms(topology, width, passes);
           const InboxSchedule simulated = PlannedInbox(

@@ -144,9 +144,16 @@ def _hold_memory(comm: Any, pipe: Connection) -> None:
     time.sleep(LIMIT_S)
 
 
-def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
+def _hold_shared_memory(comm: Any, pipe: Connection) -> None:
+    comm.add_segment(512 << 20, "landing", _core.SegmentKind.NODE_SHARED)
+    pipe.send("running")
+    time.sleep(LIMIT_S)
+
+
+@pytest.mark.parametrize("body", [_hold_memory, _hold_shared_memory])
+def test_nothing_is_left_after_sigkill(tmp_path: Path, body: Any) -> None:
     before = _shared_kib()
-    processes, pipes = _start(_hold_memory, 2, tmp_path)
+    processes, pipes = _start(body, 2, tmp_path)
     _wait_until_running(pipes)
     assert _shared_kib() > before + (400 << 10)
     names = set(os.listdir("/dev/shm"))
@@ -155,6 +162,78 @@ def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
         process.join(LIMIT_S)
     assert _shared_kib() < before + (100 << 10)
     assert not [name for name in names if "tide" in name]
+
+
+SHARED_BYTES = 32 << 20
+
+
+def _gather_shared(comm: Any, value: int) -> Any:
+    """Returns a node-shared segment that rank r has filled its part of with ``value + r``."""
+    segment = comm.add_segment(SHARED_BYTES, "landing", _core.SegmentKind.NODE_SHARED)
+    group = comm.register_group("g", [("p", SHARED_BYTES, 1, _core.U8)])
+    shard = bytes([value + comm.rank]) * (SHARED_BYTES // comm.world)
+    address = ctypes.cast(ctypes.c_char_p(shard), ctypes.c_void_p).value
+    comm.all_gather(group, [address], [_core.U8], segment.id, 0)
+    return segment
+
+
+def _landing_pss_kib() -> int:
+    """Proportional set size of this process's mappings of landings."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if not fields[0].endswith(":"):
+            inside = "memfd:tide:landing" in line
+        elif inside and fields[0] == "Pss:":
+            total += int(fields[1])
+    return total
+
+
+def _report_landing_memory(comm: Any, pipe: Connection) -> None:
+    segment = _gather_shared(comm, 1)
+    if comm.rank == 0:
+        ctypes.memset(segment.address, 9, 1 << 20)  # 1 MiB becomes this rank's own
+    values = set(ctypes.string_at(segment.address, segment.bytes))
+    assert values == {*range(1, comm.world + 1), *([9] if comm.rank == 0 else [])}
+    comm.barrier()
+    pipe.send((segment.kind == _core.SegmentKind.NODE_SHARED, _landing_pss_kib()))
+    comm.barrier()
+
+
+def test_shared_landing_is_in_memory_once(tmp_path: Path) -> None:
+    _, pipes = _start(_report_landing_memory, 4, tmp_path)
+    answers = [_answer(pipe) for pipe in pipes]
+    assert [_answer(pipe)[0] for pipe in pipes] == ["ok"] * 4
+    if not all(shared for shared, _ in answers):
+        pytest.skip("this system cannot share landings")
+    total = sum(kib for _, kib in answers)
+    assert abs(total - ((SHARED_BYTES + (1 << 20)) >> 10)) < 1 << 10
+
+
+def _fork_a_reader(comm: Any, pipe: Connection) -> None:
+    """A child, such as a worker of a DataLoader, sees what its parent sees; its changes are its."""
+    segment = _gather_shared(comm, 1)
+    last = segment.bytes - 1
+    view = (ctypes.c_char * segment.bytes).from_address(segment.address)
+    mine = bytes([100 + comm.rank])
+    view[0] = mine
+    child = os.fork()
+    if child == 0:
+        seen = view[0] == mine and view[last] == bytes([comm.world])
+        view[0] = view[last] = b"\xff"
+        os._exit(0 if seen else 1)
+    _, status = os.waitpid(child, 0)
+    comm.barrier()
+    assert os.waitstatus_to_exitcode(status) == 0
+    pipe.send((view[0], view[last]))
+    comm.barrier()
+
+
+def test_forked_child_reads_the_landing(tmp_path: Path) -> None:
+    _, pipes = _start(_fork_a_reader, 2, tmp_path)
+    for rank, pipe in enumerate(pipes):
+        assert _answer(pipe) == (bytes([100 + rank]), b"\x02")
+        assert _answer(pipe)[0] == "ok"
 
 
 def test_a_failed_set_up_leaves_no_thread_waiting(tmp_path: Path) -> None:

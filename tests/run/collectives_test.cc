@@ -22,17 +22,17 @@ using testing::Gradients;
 using testing::Pointers;
 using testing::RunCommunicators;
 using testing::ShapeCase;
-using testing::Shards;
 using testing::ValueAt;
 
 constexpr int kMaxRanks = 9;
+constexpr SegmentKind kKinds[] = {SegmentKind::kPerRank, SegmentKind::kNodeShared};
 
 TEST(AllGather, ByteExactForAllTypesAndRankCounts) {
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
     RunCommunicators(ranks, {}, [](Communicator& comm) {
       for (const ShapeCase& shape : testing::ShapeCases()) {
         for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF16, DType::kF32}) {
-          CheckAllGather(comm, shape, dtype);
+          for (const SegmentKind kind : kKinds) CheckAllGather(comm, shape, dtype, kind);
         }
       }
     });
@@ -41,25 +41,10 @@ TEST(AllGather, ByteExactForAllTypesAndRankCounts) {
 
 TEST(AllGather, CastsShardsOnTheWay) {
   RunCommunicators(3, {}, [](Communicator& comm) {
-    const ShapeCase shape{"cast", {7, 2, 100}, 13};
-    const int group = comm.RegisterGroup("cast", testing::MakeShapes(shape, DType::kBF16));
-    const GroupLayout& layout = comm.layout(group);
-    const SegmentView segment = comm.AddSegment(layout.landing_bytes(), "landing");
-    const auto shards = Shards(layout, DType::kF32, comm.rank());
-    comm.AllGather({group, Pointers(shards), std::vector<DType>(3, DType::kF32), {segment.id, 0}});
-    for (int rank = 0; rank < 3; ++rank) {
-      const auto theirs = Shards(layout, DType::kF32, rank);
-      for (int p = 0; p < 3; ++p) {
-        const char* at = static_cast<const char*>(segment.address) + layout.LandingOffset(p, rank);
-        for (int64_t i = 0; i < layout.params()[static_cast<size_t>(p)].shard_elems; ++i) {
-          uint16_t bits = 0;
-          std::memcpy(&bits, at + 2 * i, sizeof bits);
-          ASSERT_EQ(bits,
-                    testing::FloatToBF16(ValueAt(theirs[static_cast<size_t>(p)], DType::kF32, i)));
-        }
-      }
+    const auto shapes = testing::MakeShapes({"cast", {7, 2, 100}, 13}, DType::kBF16);
+    for (const SegmentKind kind : kKinds) {
+      CheckAllGather(comm, "cast", shapes, DType::kF32, kind);
     }
-    comm.Barrier();
   });
 }
 
@@ -147,7 +132,8 @@ TEST(Collectives, RandomSequenceOfGroups) {
     for (int call = 0; call < 60; ++call) {
       const ShapeCase& shape = shapes[random() % shapes.size()];
       if (random() % 2 == 0) {
-        CheckAllGather(comm, shape, random() % 2 == 0 ? DType::kBF16 : DType::kF32);
+        CheckAllGather(comm, shape, random() % 2 == 0 ? DType::kBF16 : DType::kF32,
+                       kKinds[random() % 2]);
       } else {
         CheckReduceScatter(comm, shape, {Alternate(shape.rows.size()), 0.5F, random() % 2 == 0});
       }

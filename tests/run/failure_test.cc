@@ -1,5 +1,6 @@
 // What goes wrong between ranks, and what each of them hears.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -83,12 +84,13 @@ TEST(Mismatch, DifferentOperationsAreNamed) {
   }
 }
 
-TEST(Mismatch, DifferentLandingSlotsNeverExchangeBytes) {
-  const auto errors = Errors(2, Timeout(10), [](Communicator& comm) {
+void CheckDifferentLandingSlots(SegmentKind kind) {
+  const auto errors = Errors(2, Timeout(10), [kind](Communicator& comm) {
     const int group = comm.RegisterGroup("g", TwoParams());
-    const SegmentView landing = comm.AddSegment(2 * comm.layout(group).landing_bytes(), "landing");
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const SegmentView landing = comm.AddSegment(2 * page, "landing", kind);
     const float shard[4] = {1, 1, 1, 1};
-    const int64_t offset = comm.rank() * comm.layout(group).landing_bytes();
+    const int64_t offset = comm.rank() * page;
     try {
       comm.AllGather({group, {shard, shard}, {DType::kF32, DType::kF32}, {landing.id, offset}});
     } catch (const Error&) {
@@ -98,6 +100,11 @@ TEST(Mismatch, DifferentLandingSlotsNeverExchangeBytes) {
     }
   });
   for (const Error& error : errors) EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
+}
+
+TEST(Mismatch, DifferentLandingSlotsNeverExchangeBytes) {
+  CheckDifferentLandingSlots(SegmentKind::kPerRank);
+  CheckDifferentLandingSlots(SegmentKind::kNodeShared);
 }
 
 TEST(Timeout, NamesTheRankThatDoesNotCome) {

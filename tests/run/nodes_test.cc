@@ -46,7 +46,8 @@ void CheckOneLayout(const Topology& topology, const PlanChoice& choice, unsigned
   auto bytes = made.shapes;
   for (ParamShape& shape : bytes) shape.dtype = DType::kU8;
   RunCommunicators(topology.Ranks(), options, [&](Communicator& comm) {
-    CheckAllGather(comm, "bf16", made.shapes, seed % 2 == 0 ? DType::kBF16 : DType::kF32);
+    CheckAllGather(comm, "bf16", made.shapes, seed % 2 == 0 ? DType::kBF16 : DType::kF32,
+                   seed % 4 < 2 ? SegmentKind::kNodeShared : SegmentKind::kPerRank);
     CheckReduceScatter(comm, "g", made.shapes,
                        {made.grad_dtypes, made.scale, made.accumulate, DType::kF32}, reference);
     CheckAllGather(comm, "u8", bytes, DType::kU8);

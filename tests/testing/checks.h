@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "testing/cases.h"
+#include "testing/landings.h"
 #include "tide/communicator.h"
 #include "tide/plan.h"
 
@@ -18,90 +19,32 @@ namespace tide::testing {
 
 inline constexpr unsigned kSeed = 7;
 inline constexpr int64_t kCanaryBytes = 256;
-inline constexpr char kCanary = 0x5a;
-
-// Values differ from rank to rank and from call to call.
-inline std::mt19937 Generator(unsigned seed, int rank, int call) {
-  return std::mt19937(seed + static_cast<unsigned>(rank) + 1000U * static_cast<unsigned>(call));
-}
-
-// One rank's padded shard of every parameter; the same seed gives the same bytes on all ranks.
-inline std::vector<std::vector<char>> Shards(const GroupLayout& layout, DType dtype, int rank,
-                                             int call = 0) {
-  std::vector<std::vector<char>> shards;
-  std::mt19937 random = Generator(kSeed, rank, call);
-  for (const ParamLayout& param : layout.params()) {
-    shards.push_back(RandomValues(random, dtype, param.shard_elems));
-  }
-  return shards;
-}
-
-inline std::vector<char> CastToBF16(const std::vector<char>& values, DType dtype) {
-  std::vector<char> cast(values.size() / ItemSize(dtype) * ItemSize(DType::kBF16));
-  for (size_t i = 0; i < values.size() / ItemSize(dtype); ++i) {
-    const uint16_t bits = FloatToBF16(ValueAt(values, dtype, static_cast<int64_t>(i)));
-    std::memcpy(cast.data() + i * sizeof bits, &bits, sizeof bits);
-  }
-  return cast;
-}
-
-template <typename Buffers>
-std::vector<const void*> Pointers(const Buffers& buffers) {
-  std::vector<const void*> pointers;
-  // A vector without elements may have no address; the call wants one for buffers of 0 bytes, too.
-  for (const auto& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
-}
-
-// What all ranks' landings hold after the call; bytes that no shard fills are canaries.
-inline std::vector<char> ExpectedLanding(const GroupLayout& layout, DType shard_dtype,
-                                         int call = 0) {
-  std::vector<char> expected(static_cast<size_t>(layout.landing_bytes()), kCanary);
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
-    const auto theirs = Shards(layout, shard_dtype, rank, call);
-    for (size_t p = 0; p < theirs.size(); ++p) {
-      const DType gather = layout.params()[p].shape.dtype;
-      const auto cast = shard_dtype == gather ? theirs[p] : CastToBF16(theirs[p], shard_dtype);
-      std::copy(cast.begin(), cast.end(),
-                expected.begin() + layout.LandingOffset(static_cast<int>(p), rank));
-    }
-  }
-  return expected;
-}
 
 inline void CheckAllGather(Communicator& comm, const std::string& name,
-                           const std::vector<ParamShape>& shapes, DType shard_dtype) {
+                           const std::vector<ParamShape>& shapes, DType shard_dtype,
+                           SegmentKind kind = SegmentKind::kPerRank) {
   const int group = comm.RegisterGroup(name, shapes);
-  const GroupLayout& layout = comm.layout(group);
-  const int64_t bytes = layout.landing_bytes() + 2 * kCanaryBytes;
-  const SegmentView segment = comm.AddSegment(bytes, "landing");
-  std::memset(segment.address, kCanary, static_cast<size_t>(bytes));
-  comm.Barrier();
-  const auto shards = Shards(layout, shard_dtype, comm.rank());
-  comm.AllGather({group,
-                  Pointers(shards),
-                  std::vector<DType>(shards.size(), shard_dtype),
-                  {segment.id, kCanaryBytes}});
-
-  std::vector<char> expected(static_cast<size_t>(bytes), kCanary);
-  const std::vector<char> landing = ExpectedLanding(layout, shard_dtype);
-  std::copy(landing.begin(), landing.end(), expected.begin() + kCanaryBytes);
+  const SegmentView segment = AddLanding(comm, group, kind);
+  Gather(comm, group, segment, kSeed, shard_dtype);
+  const auto expected = Gathered(comm.layout(group), shard_dtype, segment, kSeed);
   EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
       << name << " " << Name(shard_dtype) << " rank " << comm.rank() << " of "
-      << comm.topology().nodes << " x " << comm.topology().local_ranks;
+      << comm.topology().nodes << " x " << comm.topology().local_ranks << ", kind "
+      << static_cast<int>(kind);
   comm.Barrier();
 }
 
-inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype) {
-  CheckAllGather(comm, shape.name, MakeShapes(shape, dtype), dtype);
+inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dtype,
+                           SegmentKind kind = SegmentKind::kPerRank) {
+  CheckAllGather(comm, shape.name, MakeShapes(shape, dtype), dtype, kind);
 }
 
 // Gradients of one rank: D_p * K_p elements each.
 inline std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
                                                 const std::vector<DType>& dtypes, int rank,
-                                                int call = 0) {
+                                                unsigned seed = kSeed) {
   std::vector<std::vector<char>> gradients;
-  std::mt19937 random = Generator(100 + kSeed, rank, call);
+  std::mt19937 random(100 + seed + static_cast<unsigned>(rank));
   for (size_t p = 0; p < dtypes.size(); ++p) {
     const ParamShape& shape = layout.params()[p].shape;
     gradients.push_back(RandomValues(random, dtypes[p], shape.rows * shape.row_elems));
@@ -117,10 +60,10 @@ class ReductionReference {
  public:
   ReductionReference(const GroupLayout& layout, const Topology& topology,
                      const ReduceScatterOptions& options, const std::vector<DType>& dtypes,
-                     int call = 0)
+                     unsigned seed = kSeed)
       : layout_(layout), topology_(topology), options_(options), dtypes_(dtypes) {
     for (int rank = 0; rank < layout.ranks(); ++rank) {
-      all_.push_back(Gradients(layout, dtypes, rank, call));
+      all_.push_back(Gradients(layout, dtypes, rank, seed));
     }
     for (size_t p = 0; p < dtypes.size(); ++p) {
       positions_.push_back(line_);

@@ -3,8 +3,8 @@
     rows = run("all-gather", ranks=4, preset="small", rounds=20)
 
 Three things alternate in every round, by the same processes: TIDE, the floor (the same copies and
-sums with all waiting removed), and stock (gloo with FSDP2's packing and unpacking). Each is timed
-barrier to barrier, on the slowest rank.
+sums with all waiting removed, into memory of each rank's own), and stock (gloo with FSDP2's packing
+and unpacking). Each is timed barrier to barrier, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -125,8 +125,12 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
     sizes = [shard_elems(shape, world) for shape in shapes]
     shards = _random_bf16(rank, sizes)
     group = _register(comm, shapes)
-    segment = comm.add_segment(comm.landing_bytes(group), "landing")
-    arguments = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards), segment.id, 0)
+    size = comm.landing_bytes(group)
+    segment = comm.add_segment(size, "landing", _core.SegmentKind.NODE_SHARED)
+    # The floor's ranks write every rank's copy; TIDE's share one, and may be faster than the floor.
+    apart = comm.add_segment(size, "landing of the floor", _core.SegmentKind.PER_RANK)
+    sources = (group, [t.data_ptr() for t in shards], [_core.BF16] * len(shards))
+    arguments, floor_arguments = (*sources, segment.id, 0), (*sources, apart.id, 0)
 
     parameters = [torch.empty(world * n, dtype=torch.bfloat16) for n in sizes]
 
@@ -155,7 +159,7 @@ def _all_gather(context: Context, comm: Any, shapes: list[tuple[int, int]]) -> B
 
     return Bodies(
         tide=lambda: comm.all_gather(*arguments),
-        floor=lambda: comm.unsynchronised_all_gather(*arguments),
+        floor=lambda: comm.unsynchronised_all_gather(*floor_arguments),
         stock=stock,
         check=check,
     )

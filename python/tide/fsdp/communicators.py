@@ -91,6 +91,8 @@ def check_agreement(
 class Channel:
     """A communicator, with the ranges of its segments that no slot pool uses at present."""
 
+    share_landings = True  # among the ranks of a node; False for tests of what happens without
+
     def __init__(
         self, process_group: dist.ProcessGroup, timeout: float, nodes: int | None, mode: str
     ) -> None:
@@ -98,7 +100,13 @@ class Channel:
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
         self.core = _core.Communicator(
-            self.rank, self.world, self._exchange, timeout, nodes=nodes or 0, mode=mode
+            self.rank,
+            self.world,
+            self._exchange,
+            timeout,
+            nodes=nodes or 0,
+            mode=mode,
+            share_segments=self.share_landings,
         )
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
@@ -124,7 +132,8 @@ class Channel:
                 spare.remove(fit)
             found.append(fit)
         missing = sum(c for c, fit in zip(capacities, found, strict=True) if fit is None)
-        fresh = self.core.add_segment(missing, label) if missing else None
+        kind = _core.SegmentKind.NODE_SHARED
+        fresh = self.core.add_segment(missing, label, kind) if missing else None
         if fresh is not None:
             self._segments[fresh.id] = fresh
         self._spare = spare

@@ -278,6 +278,11 @@ class Handle:
             if asked is not None and channel.timeout != asked
         }
 
+    def _unshared_notes(self) -> set[str]:
+        """Says why ranks of a node do not share their landings, if so."""
+        reasons = {pool.unshared_reason for pool in self._pools}
+        return {f"every rank has landings of its own ({why})" for why in reasons if why}
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -292,7 +297,8 @@ class Handle:
                     "calls": state.counters.as_dict(),
                 }
             )
-        notes = list(self._timeout_notes())
+        unshared = self._unshared_notes()
+        notes = [*self._timeout_notes(), *unshared]
         if self._options.mode == "slot_reuse":
             notes.append(
                 "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
@@ -305,7 +311,8 @@ class Handle:
             "slots": sum(len(pool.slots) for pool in self._pools),
         }
         world = max((state.world for state in self._states), default=1)
-        return Report(rows, self._options.mode, notes, memory, world)
+        owner = "rank" if unshared else "node"
+        return Report(rows, self._options.mode, notes, memory, world, owner)
 
     def disable(self) -> None:
         """Returns the model to torch's collectives; a second call does nothing.

@@ -29,6 +29,8 @@ class Report:
         notes: sentences about choices that differ from what was asked for.
         memory: bytes by use: "landing" and "slots" (a number).
         world: ranks of the first group.
+        landing_owner: "node" if the ranks of a node share their landings, else "rank"; the notes
+            then say why.
     """
 
     groups: list[dict[str, Any]]
@@ -36,6 +38,7 @@ class Report:
     notes: list[str]
     memory: dict[str, int]
     world: int
+    landing_owner: str
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain values."""
@@ -44,6 +47,7 @@ class Report:
             "world": self.world,
             "groups": self.groups,
             "memory": self.memory,
+            "landing_owner": self.landing_owner,
             "notes": self.notes,
         }
 
@@ -56,7 +60,6 @@ class Report:
             cells = [group["name"], group["all_gather"], group["reduce_scatter"]]
             rows.append([*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"])
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
-        memory = (
-            f"{self.memory['slots']} landing slots, {format_bytes(self.memory['landing'])} a rank"
-        )
+        landing = format_bytes(self.memory["landing"])
+        memory = f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"
         return "\n".join([title, format_table(header, rows), memory, *self.notes])

@@ -8,6 +8,7 @@ of unsharded storages to zero. Garbage collection takes no part in it.
 from __future__ import annotations
 
 import enum
+import mmap
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from tide.fsdp.storage import SlotHold
 if TYPE_CHECKING:
     from tide.fsdp.communicators import Channel
 
-ALIGNMENT = 256  # bytes; GEMM kernels want aligned parameters
+# Bytes. A page belongs to one slot, because ranks take back their changes of a slot page by page.
+ALIGNMENT = mmap.PAGESIZE
 
 
 def align(size: int) -> int:
@@ -34,7 +36,11 @@ class SlotState(enum.Enum):
 
 
 class Slot:
-    """One range of a segment: ``capacity`` bytes at ``offset``, mapped at ``address``."""
+    """One range of a segment: ``capacity`` bytes at ``offset``, mapped at ``address``.
+
+    The ranks of a node share the memory. What a rank changes in place there stays its own, until
+    the next all-gather to the slot.
+    """
 
     __slots__ = (
         "_group",
@@ -90,6 +96,7 @@ class SlotPool:
     def __init__(self, channel: Channel, label: str) -> None:
         self._channel = channel
         self._label = label
+        self.unshared_reason: str = channel.core.unshared_reason  # empty if landings are shared
         self.slots: list[Slot] = []
         self._refused: int | None = None  # smallest growth that memory did not allow
 

@@ -211,12 +211,16 @@ void Executor::Multicast(const Call& call, const Operation& op) const {
   const int node = topology.Node(rank_);
   for (const Piece& piece : op.pieces) {
     const char* src = Resolve(call, piece.src, rank_);
+    const char* own = Resolve(call, piece.dst, rank_);
     for (int64_t row = 0; row < piece.rows; ++row) {
       for (int64_t done = 0; done < piece.row_bytes; done += kMulticastBlockBytes) {
         const auto bytes = std::min(kMulticastBlockBytes, piece.row_bytes - done);
         for (int i = op.span == Span::kPeers ? 1 : 0; i < topology.local_ranks; ++i) {
           const int local = (topology.Local(rank_) + i) % topology.local_ranks;
           char* dst = Resolve(call, piece.dst, topology.Rank(node, local));
+          // The ranks of a node may share the destination: then the first write serves them all,
+          // and a source that is the own part of it (kPeers) lies there already.
+          if (i > 0 && dst == own) continue;
           kernels::Copy(dst + row * piece.dst_pitch + done, src + row * piece.src_pitch + done,
                         static_cast<size_t>(bytes));
         }

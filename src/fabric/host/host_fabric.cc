@@ -14,22 +14,26 @@
 namespace tide::host {
 namespace {
 
-// Segments are whole pages.
-constexpr int64_t kPageBytes = 4096;
-
 // All local ranks reserve at once: this rank's share of what is available must hold its own need.
-void CheckMemory(int64_t bytes, int local_ranks, int64_t limit_bytes, const std::string& label) {
+// A node-shared segment is reserved once a node.
+void CheckMemory(int64_t bytes, const Topology& topology, int64_t limit_bytes,
+                 const std::string& label, SegmentKind kind) {
+  const bool shared = kind == SegmentKind::kNodeShared;
   const MemoryLimit limit = ReadMemoryLimit(limit_bytes);
-  const int64_t need = bytes * local_ranks;
-  if (need > limit.available_bytes) {
-    throw Error(
-        ErrorCode::kOutOfMemory,
-        fmt::format(
-            "{} needs {} on each of {} ranks, {} in all, but only {} is available ({}). Raise "
-            "that limit, use fewer ranks or a smaller model.",
-            label, FormatBytes(bytes), local_ranks, FormatBytes(need),
-            FormatBytes(limit.available_bytes), limit.source));
-  }
+  const int64_t need = bytes * (shared ? topology.nodes : topology.Ranks());
+  if (need <= limit.available_bytes) return;
+  const std::string split =
+      shared ? fmt::format("{}, shared by {} ranks", FormatBytes(bytes), topology.local_ranks)
+             : fmt::format("{} on each of {} ranks", FormatBytes(bytes), topology.Ranks());
+  throw Error(ErrorCode::kOutOfMemory,
+              fmt::format("{} needs {}, {} in all, but only {} is available ({}). Raise that limit, "
+                          "use fewer ranks or a smaller model.",
+                          label, split, FormatBytes(need), FormatBytes(limit.available_bytes),
+                          limit.source));
+}
+
+const char* Name(SegmentKind kind) {
+  return kind == SegmentKind::kNodeShared ? "node-shared" : "per rank";
 }
 
 void SetText(Notice* notice, const std::string& text) {
@@ -43,12 +47,16 @@ std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notice
   for (const ReceivedNotice& entry : notices) {
     const Notice& other = entry.notice;
     if (other.rank < 0 || other.error_code >= 0) continue;
-    if (other.bytes == ours.bytes && std::strcmp(other.text, ours.text) == 0) continue;
+    if (other.bytes == ours.bytes && other.kind == ours.kind &&
+        std::strcmp(other.text, ours.text) == 0) {
+      continue;
+    }
     return std::make_unique<Error>(
         ErrorCode::kMismatch,
-        fmt::format("adding a segment: rank {} asks for {} bytes of '{}', rank {} for {} bytes of "
-                    "'{}'; expected the same request on every rank",
-                    rank, ours.bytes, ours.text, other.rank, other.bytes, other.text),
+        fmt::format("adding a segment: rank {} asks for {} bytes of '{}' ({}), rank {} for {} bytes "
+                    "of '{}' ({}); expected the same request on every rank",
+                    rank, ours.bytes, ours.text, Name(ours.kind), other.rank, other.bytes,
+                    other.text, Name(other.kind)),
         ErrorContext{rank, other.rank, "", what});
   }
   return nullptr;
@@ -70,6 +78,7 @@ HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
     : sockets_(bootstrap, MakeTopology(bootstrap.world(), options.nodes), options.timeout),
       memory_limit_bytes_(options.memory_limit_bytes) {
   ConnectControlPages();
+  AgreeOnSharing(options.share_segments);
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
   executor_ = std::make_unique<Executor>(rank(), topology(), pages_,
                                          static_cast<const AddressSpace&>(*this), *watchdog_,
@@ -81,49 +90,62 @@ void HostFabric::ConnectControlPages() {
   uint64_t nonce = 0;
   if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)
     internal::ThrowErrno("reading random bytes");
-  control_ = Share(ControlPageBytes(topology()), "control page", nonce);
+  control_ = Share(ControlPageBytes(topology()), "control page", nonce, SegmentKind::kPerRank);
   for (int peer = 0; peer < sockets_.world(); ++peer) {
-    char* memory = control_->mappings[static_cast<size_t>(peer)].data();
+    char* memory = control_->of(peer).data();
     pages_.push_back(memory != nullptr ? ControlPage(memory, topology(), peer) : ControlPage());
   }
 }
 
-std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& label,
-                                           uint64_t nonce) {
+void HostFabric::AgreeOnSharing(bool wanted) {
+  std::unique_ptr<Error> error;
+  if (!wanted) error = std::make_unique<Error>(ErrorCode::kUnsupported, "switched off");
+  try {
+    if (wanted) private_pages_ = std::make_unique<PrivatePages>();
+  } catch (const Error& failure) {
+    error = std::make_unique<Error>(ErrorCode::kUnsupported, failure.what());
+  }
+  try {
+    sockets_.Agree(error.get(), "agreeing on shared segments");
+  } catch (const Error& first) {
+    if (first.code() != ErrorCode::kUnsupported) throw;
+    unshared_reason_ = first.what();
+    private_pages_.reset();
+  }
+}
+
+std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& label, uint64_t nonce,
+                                           SegmentKind kind) {
   const std::string what = "sharing " + label;
+  const auto self = static_cast<size_t>(rank());
+  auto segment = std::make_shared<Segment>();
+  segment->kind = kind;
+  segment->bytes = bytes;
+  segment->topology = topology();
+  segment->mappings.resize(static_cast<size_t>(sockets_.world()));
   Notice mine;
   mine.bytes = bytes;
   mine.nonce = nonce;
+  mine.kind = kind;
   SetText(&mine, label);
   std::unique_ptr<Error> error;
   FileDescriptor memory;
-  Mapping own;
   try {
-    CheckMemory(bytes, sockets_.world(), memory_limit_bytes_, label);
-    memory = CreateMemory(bytes, label);
-    own = Mapping(memory.get(), bytes);
-    if (nonce != 0) std::memcpy(own.data(), &nonce, sizeof nonce);
+    if (segment->HolderOf(rank()) == rank()) {
+      CheckMemory(bytes, topology(), memory_limit_bytes_, label, kind);
+      memory = CreateMemory(bytes, label);
+      segment->mappings[self] = Mapping(memory.get(), bytes, MapKind::kShared);
+      if (nonce != 0) std::memcpy(segment->mappings[self].data(), &nonce, sizeof nonce);
+    }
   } catch (const Error& failure) {
     error = std::make_unique<Error>(failure);
     mine.error_code = static_cast<int32_t>(failure.code());
   }
-  const auto received = sockets_.Exchange(mine, memory.get(), what);
+  auto received = sockets_.Exchange(mine, memory.get(), what);
   if (!error) error = CompareRequests(received, rank(), what);
-
-  auto segment = std::make_shared<Segment>();
-  segment->bytes = bytes;
-  segment->mappings.resize(received.size());
-  segment->mappings[static_cast<size_t>(rank())] = std::move(own);
+  received[self].memory = std::move(memory);
   try {
-    for (size_t peer = 0; !error && peer < received.size(); ++peer) {
-      const ReceivedNotice& entry = received[peer];
-      if (!sockets_.IsNeighbour(static_cast<int>(peer)) || entry.notice.error_code >= 0) continue;
-      segment->mappings[peer] = Mapping(entry.memory.get(), bytes);
-      if (nonce != 0 &&
-          std::memcmp(segment->mappings[peer].data(), &entry.notice.nonce, sizeof nonce) != 0) {
-        throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
-      }
-    }
+    if (!error) MapOthers(received, segment.get());
   } catch (const Error& failure) {
     error = std::make_unique<Error>(failure);
   }
@@ -132,16 +154,38 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   return segment;
 }
 
-SegmentView HostFabric::AddSegment(int64_t bytes, const std::string& label) {
+// A neighbour that failed gave no memory: it raises its error on all ranks.
+void HostFabric::MapOthers(const std::vector<ReceivedNotice>& received, Segment* segment) {
+  for (size_t peer = 0; peer < received.size(); ++peer) {
+    const ReceivedNotice& entry = received[peer];
+    if (!sockets_.IsNeighbour(static_cast<int>(peer)) || !entry.memory.valid()) continue;
+    segment->mappings[peer] = Mapping(entry.memory.get(), segment->bytes, MapKind::kShared);
+    const uint64_t theirs = entry.notice.nonce;
+    if (theirs != 0 &&
+        std::memcmp(segment->mappings[peer].data(), &theirs, sizeof theirs) != 0) {
+      throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
+    }
+  }
+  if (segment->kind != SegmentKind::kNodeShared) return;
+  const auto holder = static_cast<size_t>(segment->HolderOf(rank()));
+  if (received[holder].memory.valid()) {
+    segment->view = Mapping(received[holder].memory.get(), segment->bytes, MapKind::kPrivate);
+  }
+}
+
+SegmentView HostFabric::AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) {
   if (bytes <= 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("segment '{}': expected more than 0 bytes, got {}", label, bytes));
   }
-  auto segment = Share(AlignUp(bytes, kPageBytes), label, 0);
+  if (private_pages_ == nullptr) kind = SegmentKind::kPerRank;
+  auto segment = Share(AlignUp(bytes, PageBytes()), label, 0, kind);
   segment->bytes = bytes;
   SegmentView view;
   view.id = static_cast<int>(segments_.size());
-  view.address = segment->mappings[static_cast<size_t>(rank())].data();
+  view.kind = kind;
+  view.address =
+      kind == SegmentKind::kNodeShared ? segment->view.data() : segment->of(rank()).data();
   view.bytes = bytes;
   view.owner = segment;
   segments_.push_back(std::move(segment));
@@ -153,17 +197,36 @@ void HostFabric::CheckRange(SegmentAddress address, int64_t bytes) const {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("expected a segment in [0, {}), got {}",
                                                          segments_.size(), address.segment));
   }
-  const int64_t room = segments_[static_cast<size_t>(address.segment)]->bytes;
+  const Segment& segment = *segments_[static_cast<size_t>(address.segment)];
+  const int64_t room = segment.bytes;
   if (address.offset < 0 || bytes > room - address.offset) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} bytes at offset {} do not fit into segment {} of {} bytes", bytes,
                             address.offset, address.segment, room));
   }
+  if (segment.kind == SegmentKind::kNodeShared && address.offset % PageBytes() != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("expected an offset in the node-shared segment {} that is a multiple "
+                            "of {} bytes, got {}",
+                            address.segment, PageBytes(), address.offset));
+  }
 }
 
 char* HostFabric::Resolve(int rank, SegmentAddress address) const {
-  const auto& segment = segments_[static_cast<size_t>(address.segment)];
-  return segment->mappings[static_cast<size_t>(rank)].data() + address.offset;
+  return segments_[static_cast<size_t>(address.segment)]->of(rank).data() + address.offset;
+}
+
+// Before this rank enters: its own changes to what the call is about to write would hide the new
+// contents from it.
+void HostFabric::RevertChangedPages(const Call& call) {
+  for (size_t i = 0; i < call.binding->buffers.size(); ++i) {
+    const SegmentAddress& at = call.binding->buffers[i].symmetric;
+    if (at.segment < 0) continue;
+    const Segment& segment = *segments_[static_cast<size_t>(at.segment)];
+    if (segment.kind != SegmentKind::kNodeShared) continue;
+    private_pages_->Revert(segment.view.data() + at.offset,
+                           AlignUp(call.program->buffers[i].bytes, PageBytes()));
+  }
 }
 
 // The others wait for this rank: tell them why it stops.
@@ -176,6 +239,7 @@ void HostFabric::GiveUp(const Error& error) {
 
 double HostFabric::Execute(const Call& call, TraceSink* trace) {
   try {
+    RevertChangedPages(call);
     return executor_->Run(call, trace);
   } catch (const Error& error) {
     GiveUp(error);

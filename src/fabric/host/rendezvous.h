@@ -16,6 +16,7 @@
 
 #include "fabric/host/segment.h"
 #include "tide/bootstrap.h"
+#include "tide/communicator.h"
 #include "tide/error.h"
 #include "tide/layout.h"
 
@@ -27,7 +28,8 @@ struct Notice {
   uint64_t nonce = 0;
   int32_t error_code = -1;  // an ErrorCode, or -1
   int32_t rank = -1;        // who speaks, or whose error it is
-  char text[480] = {};      // the error's sentence, or the segment's label
+  SegmentKind kind = SegmentKind::kPerRank;
+  char text[480] = {};  // the error's sentence, or the segment's label
 };
 
 struct ReceivedNotice {

@@ -28,11 +28,22 @@ void FileDescriptor::Reset() {
   fd_ = -1;
 }
 
-Mapping::Mapping(int fd, int64_t bytes) : bytes_(bytes) {
-  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_POPULATE, fd, 0);
+int64_t PageBytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
+
+Mapping::Mapping(int fd, int64_t bytes, MapKind kind) : bytes_(bytes) {
+  // Not MAP_POPULATE for a private mapping: it writes, which would make every page an own copy.
+  // Own copies are few: no memory is set aside for them (MAP_NORESERVE).
+  const int flags =
+      kind == MapKind::kShared ? MAP_SHARED | MAP_POPULATE : MAP_PRIVATE | MAP_NORESERVE;
+  const auto length = static_cast<size_t>(bytes);
+  void* data = mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (data == MAP_FAILED) internal::ThrowErrno(fmt::format("mapping {} shared bytes", bytes));
   data_ = static_cast<char*>(data);
+  // Only saves faults at the first read; kernels before 5.14 don't know it.
+  if (kind == MapKind::kPrivate) madvise(data, length, MADV_POPULATE_READ);
 }
 
 Mapping::Mapping(Mapping&& other) noexcept

@@ -28,12 +28,20 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// Owns a shared mapping of a whole memfd.
+// Bytes of one page of this machine. Mappings are whole pages.
+int64_t PageBytes();
+
+enum class MapKind : uint8_t {
+  kShared,   // what is written is seen by everyone who maps the memory
+  kPrivate,  // copy on write: a page shows the memory until this process writes to it
+};
+
+// Owns a mapping of a whole memfd.
 class Mapping {
  public:
   Mapping() = default;
   // Maps `bytes` of `fd` and makes the pages present. Throws Error on failure.
-  Mapping(int fd, int64_t bytes);
+  Mapping(int fd, int64_t bytes, MapKind kind);
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
   Mapping(const Mapping&) = delete;
