@@ -80,11 +80,12 @@ double Executor::Run(const Call& call, TraceSink* trace) {
         progress = true;
       }
     }
-    if (blocked == nullptr && !held) break;
-    if (progress || held) {
+    if (progress && yields > 0) {
+      own.Await(-1);
       yields = 0;
-      continue;
     }
+    if (blocked == nullptr && !held) break;
+    if (progress || held) continue;
     const auto start = Clock::now();
     Pause(call, *blocked, seen, &yields, deadline);
     waited += Clock::now() - start;
@@ -281,6 +282,7 @@ void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, 
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
   if (left.count() <= 0) ThrowTimeout(call, blocked);
   check_interrupt_();
+  pages_[static_cast<size_t>(rank_)].Await(blocked.counter.producer);
   pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min<int64_t>(left.count(), kMaxSleepNs));
 }
 
@@ -301,8 +303,7 @@ void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) cons
 }
 
 void Executor::ThrowTimeout(const Call& call, const Operation& blocked) const {
-  throw TimeoutError(call, rank_, blocked, pages_[static_cast<size_t>(blocked.counter.producer)],
-                     std::chrono::duration<double>(timeout_).count());
+  throw TimeoutError(call, rank_, blocked, pages_, std::chrono::duration<double>(timeout_).count());
 }
 
 }  // namespace tide::host
