@@ -18,6 +18,7 @@
 #include "run/masked_faults.h"
 #include "testing/adversary.h"
 #include "testing/faults.h"
+#include "testing/scenarios.h"
 #include "verify/mutants.h"
 
 namespace tide {
@@ -29,55 +30,13 @@ using testing::MaskedFaults;
 using testing::Outcome;
 using testing::RunDisturbed;
 using testing::Scenario;
+using testing::ScenarioOf;
+using testing::Scenarios;
 using testing::Schedule;
 using testing::ScheduleFinder;
 using verify::Mutant;
 using verify::MutantKind;
 using verify::Programs;
-
-ReduceScatterOptions Reduce(Placement placement, Mode mode, int passes, int round_width,
-                            StagingOptions staging, int generations = 0) {
-  ReduceScatterOptions options;
-  options.generations = generations;
-  options.placement = placement;
-  options.mode = mode;
-  options.passes = passes;
-  options.round_width = round_width;
-  options.staging = staging;
-  return options;
-}
-
-std::vector<Scenario> Scenarios() {
-  constexpr auto kDirect = Placement::kDirect;
-  constexpr auto kLatin = Placement::kLatinSquare;
-  constexpr auto kWhole = Mode::kInPlace;
-  constexpr auto kPartial = Mode::kSlotReuse;
-  return {
-      {"gather_1x4", {1, 4}},
-      {"gather_1x4_cast", {1, 4}, false, DType::kF32},
-      {"gather_2x1", {2, 1}},
-      {"gather_2x2", {2, 2}},
-      {"gather_2x2_shared", {2, 2}, false, DType::kBF16, {}, SegmentKind::kNodeShared},
-      {"gather_3x2_cast", {3, 2}, false, DType::kF32},
-      {"gather_5x1", {5, 1}},
-      {"gather_2x4", {2, 4}},
-      {"gather_9x1_cast", {9, 1}, false, DType::kF32},
-      {"reduce_1x4", {1, 4}, true, DType::kBF16, Reduce(kDirect, kWhole, 1, 2, {256, 2})},
-      {"reduce_2x1", {2, 1}, true, DType::kF32, Reduce(kDirect, kWhole, 1, 2, {0, 1})},
-      {"reduce_2x2_direct", {2, 2}, true, DType::kBF16, Reduce(kDirect, kWhole, 1, 2, {0, 1})},
-      {"reduce_2x2_latin", {2, 2}, true, DType::kF32, Reduce(kLatin, kPartial, 2, 1, {256, 1})},
-      {"reduce_3x2_direct", {3, 2}, true, DType::kF32, Reduce(kDirect, kPartial, 2, 1, {0, 2})},
-      {"reduce_3x2_latin", {3, 2}, true, DType::kBF16, Reduce(kLatin, kWhole, 1, 2, {0, 1}, 1)},
-      {"reduce_5x1", {5, 1}, true, DType::kBF16, Reduce(kDirect, kPartial, 1, 1, {0, 1})},
-      {"reduce_2x4_latin", {2, 4}, true, DType::kBF16, Reduce(kLatin, kWhole, 1, 2, {0, 1})},
-      {"reduce_9x1", {9, 1}, true, DType::kF32, Reduce(kDirect, kPartial, 1, 2, {0, 1})},
-  };
-}
-
-Scenario ScenarioOf(const std::string& name) {
-  const std::vector<Scenario> all = Scenarios();
-  return *std::find_if(all.begin(), all.end(), [&](const Scenario& s) { return s.name == name; });
-}
 
 // One piece a put, so that every transfer can be held back and changed by itself.
 Program OnePieceAPut(Program program) {
@@ -315,10 +274,10 @@ Programs Planned(const Scenario& scenario) {
   Programs programs;
   for (int rank = 0; rank < ranks; ++rank) {
     programs.push_back(std::make_shared<const Program>(
-        scenario.reduces ? PlanReduceScatter(layout, spec, scenario.topology, rank,
-                                             options.reduce_scatter)
-                         : PlanAllGather(layout, scenario.dtypes(), scenario.topology, rank,
-                                         options.all_gather)));
+        scenario.reduces
+            ? PlanReduceScatter(layout, spec, scenario.topology, rank, options.reduce_scatter)
+            : PlanAllGather(layout, scenario.dtypes(), scenario.topology, rank,
+                            options.all_gather)));
   }
   return programs;
 }
@@ -348,7 +307,8 @@ TEST_P(Mutants, AreDetected) {
   std::vector<Fault> faults = MakeFaults(subject, kind);
   ASSERT_FALSE(faults.empty());
   // Each costs a deadline: the first, the middle and the last one.
-  if (Loses(kind) && faults.size() > 3) faults = {faults[0], faults[faults.size() / 2], faults.back()};
+  if (Loses(kind) && faults.size() > 3)
+    faults = {faults[0], faults[faults.size() / 2], faults.back()};
   Masks masks(name, kind);
   for (const Fault& fault : faults) {
     if (Detected(subject, fault, std::chrono::milliseconds(4)) || masks.Take(fault)) continue;

@@ -12,14 +12,14 @@
 namespace tide::testing {
 
 enum class Why {
-  kReady,       // a call starts when its caller is ready: there is nothing to wait for
-  kOwnCalls,    // a call ends when all its queues have ended: this rank's earlier calls are over
-  kHeard,       // calls block: before this rank gets there, or before it could end the call before,
-                // others have told it as much, or the next call can't come that far
-  kInOrder,     // puts complete in the order in which a rank issues them, and the transfers of later
-                // rounds, which are waited for, follow from this one
-  kRepeated,    // another wait of the same queue says as much
-  kTogether,    // the increment before comes at the same point
+  kReady,     // a call starts when its caller is ready: there is nothing to wait for
+  kOwnCalls,  // a call ends when all its queues have ended: this rank's earlier calls are over
+  kHeard,     // calls block: before this rank gets there, or before it could end the call before,
+              // others have told it as much, or the next call can't come that far
+  kInOrder,   // puts complete in the order in which a rank issues them, and the transfers of later
+              // rounds, which are waited for, follow from this one
+  kRepeated,  // another wait of the same queue says as much
+  kTogether,  // the increment before comes at the same point
   kNeverStale,  // no call of this lane ever writes to the blocks that are cleared
 };
 

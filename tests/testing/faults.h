@@ -108,11 +108,15 @@ struct Disturbance {
   std::function<bool(int call, const Program&, const Operation&)> may_run;
   // Before a rank enters a call.
   std::function<void(int rank, int call)> enter;
+  // When a rank has ended, well or not.
+  std::function<void(int rank)> leave;
+  bool trace = false;
 };
 
 struct Outcome {
   std::vector<std::string> differences;
-  std::vector<Error> errors;  // at most one a rank
+  std::vector<Error> errors;                                   // at most one a rank
+  std::vector<std::pair<int, std::vector<TraceSpan>>> traces;  // with their ranks
 
   bool clean() const { return differences.empty() && errors.empty(); }
   std::string Text() const {
@@ -192,8 +196,7 @@ class Caller {
   }
 
   void Check(const char* when, int call, const char* result) {
-    const auto& expected =
-        expected_[static_cast<size_t>(call)][static_cast<size_t>(rank_)];
+    const auto& expected = expected_[static_cast<size_t>(call)][static_cast<size_t>(rank_)];
     if (std::memcmp(result, expected.data(), expected.size()) == 0) return;
     differences.push_back("rank " + std::to_string(rank_) + ": wrong result, seen " + when +
                           " call " + std::to_string(call));
@@ -223,6 +226,7 @@ inline Outcome RunDisturbed(const Scenario& scenario, const Results& expected,
     options.timeout = disturbance.timeout;
     options.faults = caller.Hooks();
     Communicator comm(bootstrap, options);
+    comm.EnableTrace(disturbance.trace);
     std::vector<Error> errors;
     try {
       caller.Run(comm);
@@ -230,7 +234,9 @@ inline Outcome RunDisturbed(const Scenario& scenario, const Results& expected,
       errors.push_back(error);
     } catch (const Killed&) {
     }
+    if (disturbance.leave) disturbance.leave(bootstrap.rank());
     const std::lock_guard<std::mutex> lock(mutex);
+    if (disturbance.trace) outcome.traces.emplace_back(bootstrap.rank(), comm.TakeTrace());
     outcome.errors.insert(outcome.errors.end(), errors.begin(), errors.end());
     outcome.differences.insert(outcome.differences.end(), caller.differences.begin(),
                                caller.differences.end());
