@@ -42,12 +42,11 @@ void SplitTransfers(tide::VerifySetup* setup) {
   setup->all_gather.head_bytes = 256;
 }
 
-nb::dict VerifyPlans(const std::string& request, bool split, bool node_landing) {
+nb::dict VerifyPlans(const std::string& request, bool node_landing) {
   tide::VerifyResult result;
   {
     const nb::gil_scoped_release release;
     tide::VerifySetup setup = MakeSetup(request);
-    if (split) SplitTransfers(&setup);
     tide::VerifyOptions options;
     if (node_landing) options.landing = tide::LandingModel::kNode;
     result = tide::VerifyAllGather(setup, options);
@@ -96,8 +95,7 @@ nb::list MutatePlans(const std::string& request, const std::vector<int>& ranks) 
 }  // namespace
 
 void BindVerify(nb::module_& m) {
-  m.def("verify_plans", &VerifyPlans, nb::arg("request"), nb::arg("split") = false,
-        nb::arg("node_landing") = false,
+  m.def("verify_plans", &VerifyPlans, nb::arg("request"), nb::arg("node_landing") = false,
         "Proves the programs of a request in JSON safe, or lists what is wrong.");
   m.def("mutate_plans", &MutatePlans, nb::arg("request"), nb::arg("ranks"),
         "Injects every mistake in turn into the programs of these ranks.");
