@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
 from tide.cli import app
+from typer.testing import CliRunner
 
 
 def run(*arguments: str) -> tuple[int, str]:
