@@ -317,6 +317,7 @@ NB_MODULE(_core, m) {
   BindSetUp(communicator);
   BindCollectives(communicator);
   BindPlan(m);
+  BindVerify(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
   m.def("format_bytes", &tide::FormatBytes);

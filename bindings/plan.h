@@ -5,5 +5,6 @@
 #include <nanobind/nanobind.h>
 
 void BindPlan(nanobind::module_& m);
+void BindVerify(nanobind::module_& m);
 
 #endif  // TIDE_BINDINGS_PLAN_H_

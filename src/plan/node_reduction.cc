@@ -87,8 +87,11 @@ void NodeReduction::Reduce(const Unit& unit, const Target& to) {
 void NodeReduction::Push(const Unit& unit, int owner, const Chunk& chunk) {
   const int local = builder_.topology().Local(owner);
   const int64_t use = pushed_[static_cast<size_t>(local)]++;
-  builder_.Wait(push_, {CounterKind::kReleased, owner},
-                std::max<int64_t>(use + 1 - staging_.slots, 0));
+  // The first use of the first slot waits for all releases of earlier calls, of every slot.
+  if (use == 0 || use >= staging_.slots) {
+    builder_.Wait(push_, {CounterKind::kReleased, owner},
+                  std::max<int64_t>(use + 1 - staging_.slots, 0));
+  }
   const std::vector<int> rows = Rows(unit, local);
   std::vector<Piece> pieces;
   for (const StagedRun& staged : chunk) {

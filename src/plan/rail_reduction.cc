@@ -18,11 +18,12 @@ RailReduction::RailReduction(Builder* builder, const ShardSpan& span, const Redu
       output_(*output),
       rail_(builder->AddQueue("rail")),
       land_(builder->AddQueue("land")),
-      pieces_in_(static_cast<size_t>(shape.generations()),
+      pieces_in_(static_cast<size_t>(shape.generations() * kMaxContexts),
                  std::vector<int64_t>(static_cast<size_t>(builder->nodes()))),
       credits_(static_cast<size_t>(shape.generations()),
                std::vector<int64_t>(static_cast<size_t>(builder->nodes()))),
-      fences_(static_cast<size_t>(shape.generations())) {
+      placed_(static_cast<size_t>(shape.generations())),
+      reduced_(static_cast<size_t>(shape.generations())) {
   outbox_ = builder_.AddBuffer(BufferKind::kOutbox, spec.bank,
                                shape.outbox_blocks() * shape.block_bytes());
   if (!shape.own_from_gradient()) {
@@ -33,7 +34,6 @@ RailReduction::RailReduction(Builder* builder, const ShardSpan& span, const Redu
     inbox_.push_back(
         builder_.AddBuffer(BufferKind::kInbox, g, shape.inbox_blocks() * shape.block_bytes()));
   }
-  for (int x = 0; x < shape.instances(); ++x) arrived_.push_back(builder_.NewEvent());
 }
 
 int64_t RailReduction::Bytes(int64_t elems) const {
@@ -113,10 +113,10 @@ void RailReduction::WaitForCredit(int contributor, const Instance& instance) {
                 value);
 }
 
-void RailReduction::Send(const Round& round, int pass, const std::vector<Event>& filled) {
+void RailReduction::Send(const Round& round, int pass, Event filled) {
   const auto waves = static_cast<int>(shape_.waves().size());
   const Instance instance = shape_.At(pass * waves + round.wave);
-  for (const Event& event : filled) builder_.Await(rail_, event);
+  builder_.Await(rail_, filled);
   for (int c = round.first; c < round.first + round.count; ++c) WaitForCredit(c, instance);
   for (int c = round.first; c < round.first + round.count; ++c) {
     Operation& put = builder_.Add(rail_, OpKind::kPut);
@@ -128,21 +128,24 @@ void RailReduction::Send(const Round& round, int pass, const std::vector<Event>&
   }
   for (int c = round.first; c < round.first + round.count; ++c) {
     const int sender = builder_.RailPeer(-c);
-    int64_t& pieces = pieces_in_[static_cast<size_t>(instance.generation)][static_cast<size_t>(c)];
-    pieces += static_cast<int64_t>(Cut(c, pass).size());
-    builder_.Wait(rail_, {CounterKind::kArrived, sender, instance.generation}, pieces);
+    for (const Increment& increment : Increments(Cut(c, pass), sender)) {
+      int64_t& pieces =
+          pieces_in_[static_cast<size_t>(increment.counter.index)][static_cast<size_t>(c)];
+      pieces += increment.value;
+      builder_.Wait(rail_, increment.counter, pieces);
+    }
   }
 }
 
 void RailReduction::Land(const Instance& instance, Event own, const NodeReduction& sources) {
   const Wave& wave = shape_.waves()[static_cast<size_t>(instance.wave)];
   const bool has_own = shape_.Contains(instance.wave, builder_.nodes());
-  builder_.Record(rail_, arrived_[static_cast<size_t>(instance.index)]);
   if (has_own && !shape_.own_from_gradient()) builder_.Await(land_, own);
-  if (shape_.latin()) {
-    PrepareBlocks(instance);
-  } else if (wave.first < builder_.nodes()) {
-    builder_.Await(land_, arrived_[static_cast<size_t>(instance.index)]);
+  if (shape_.latin()) PrepareBlocks(instance);
+  if (wave.first < builder_.nodes()) {
+    const Event arrived = builder_.NewEvent();
+    builder_.Record(rail_, arrived);
+    builder_.Await(land_, arrived);
   }
   if (shape_.latin()) {
     LandLatin(instance);
@@ -204,8 +207,7 @@ std::vector<bool> RailReduction::Written(int wave) const {
   return written;
 }
 
-// Zeroes the blocks that would be stale, brings in the own-node partial and waits until all
-// siblings have done the same and received their blocks.
+// Zeroes the blocks that would be stale and brings in the own-node partial.
 void RailReduction::PrepareBlocks(const Instance& instance) {
   const int inbox = inbox_[static_cast<size_t>(instance.generation)];
   const std::vector<bool> written = Written(instance.wave);
@@ -234,22 +236,22 @@ void RailReduction::PrepareBlocks(const Instance& instance) {
                            Bytes(shape_.part()),
                            Bytes(shape_.part())});
   }
-  builder_.Await(land_, arrived_[static_cast<size_t>(instance.index)]);
-  ++fences_[static_cast<size_t>(instance.generation)];
-  FenceBlocks(CounterKind::kPlaced, instance.generation);
 }
 
-void RailReduction::FenceBlocks(CounterKind kind, int generation) {
+void RailReduction::Fence(CounterKind kind, int generation, std::vector<int64_t>* fences) {
+  const int64_t fence = ++(*fences)[static_cast<size_t>(generation)];
   for (int i = 1; i < builder_.siblings(); ++i) {
     builder_.Signal(land_, builder_.Sibling(i), kind, generation);
   }
   for (int i = 1; i < builder_.siblings(); ++i) {
-    builder_.Wait(land_, {kind, builder_.Sibling(i), generation},
-                  fences_[static_cast<size_t>(generation)]);
+    builder_.Wait(land_, {kind, builder_.Sibling(i), generation}, fence);
   }
 }
 
+// Between two fences: all siblings have received, zeroed and placed their blocks; all have read
+// them.
 void RailReduction::LandLatin(const Instance& instance) {
+  Fence(CounterKind::kPlaced, instance.generation, &placed_);
   const Topology& topology = builder_.topology();
   const Wave& wave = shape_.waves()[static_cast<size_t>(instance.wave)];
   const int inbox = inbox_[static_cast<size_t>(instance.generation)];
@@ -276,7 +278,12 @@ void RailReduction::LandLatin(const Instance& instance) {
     land.lands = std::move(lands);
     land.accumulate = spec_.accumulate || instance.wave > 0;
   }
-  FenceBlocks(CounterKind::kReduced, instance.generation);
+  // Credits follow all siblings' landings. Without credits the `placed` fence of the instance
+  // between this one and the generation's next use is enough.
+  const Wave& next = shape_.waves()[static_cast<size_t>(shape_.NextWave(instance))];
+  if (next.first < builder_.nodes() || shape_.generations() == 1) {
+    Fence(CounterKind::kReduced, instance.generation, &reduced_);
+  }
 }
 
 void RailReduction::End() {
@@ -288,9 +295,11 @@ void RailReduction::End() {
       credits[static_cast<size_t>(instance.generation)] +=
           shape_.Contains(shape_.NextWave(instance), c) ? 1 : 0;
     }
+    for (size_t index = 0; index < pieces_in_.size(); ++index) {
+      builder_.Expect({CounterKind::kArrived, builder_.RailPeer(-c), static_cast<int>(index)},
+                      pieces_in_[index][static_cast<size_t>(c)]);
+    }
     for (int g = 0; g < shape_.generations(); ++g) {
-      builder_.Expect({CounterKind::kArrived, builder_.RailPeer(-c), g},
-                      pieces_in_[static_cast<size_t>(g)][static_cast<size_t>(c)]);
       builder_.Expect({CounterKind::kCredit, builder_.RailPeer(c), g},
                       credits[static_cast<size_t>(g)]);
     }
@@ -302,9 +311,10 @@ void RailReduction::End() {
   if (!shape_.latin()) return;
   for (int g = 0; g < shape_.generations(); ++g) {
     for (int i = 1; i < builder_.siblings(); ++i) {
-      const int64_t fences = fences_[static_cast<size_t>(g)];
-      builder_.Expect({CounterKind::kPlaced, builder_.Sibling(i), g}, fences);
-      builder_.Expect({CounterKind::kReduced, builder_.Sibling(i), g}, fences);
+      builder_.Expect({CounterKind::kPlaced, builder_.Sibling(i), g},
+                      placed_[static_cast<size_t>(g)]);
+      builder_.Expect({CounterKind::kReduced, builder_.Sibling(i), g},
+                      reduced_[static_cast<size_t>(g)]);
     }
   }
 }

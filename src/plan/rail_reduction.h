@@ -38,8 +38,8 @@ class RailReduction {
   void AwaitSpare(int queue);
 
   void Begin();
-  // `filled`: the unit's sums are in the outbox.
-  void Send(const Round& round, int pass, const std::vector<Event>& filled);
+  // `filled`: the round's sums are in the outbox.
+  void Send(const Round& round, int pass, Event filled);
   // `own`: the own-node partial of the pass is ready, if the wave has it.
   void Land(const Instance& instance, Event own, const NodeReduction& sources);
   void End();
@@ -55,7 +55,8 @@ class RailReduction {
   void PrepareBlocks(const Instance& instance);
   void LandLatin(const Instance& instance);
   std::vector<bool> Written(int wave) const;
-  void FenceBlocks(CounterKind kind, int generation);
+  // Signals all siblings and waits for all of them; counts in `fences`.
+  void Fence(CounterKind kind, int generation, std::vector<int64_t>* fences);
 
   Builder& builder_;
   const ShardSpan& span_;
@@ -68,10 +69,10 @@ class RailReduction {
   int outbox_ = -1;
   int spare_ = -1;
   std::vector<int> inbox_;                       // by generation
-  std::vector<Event> arrived_;                   // by instance
-  std::vector<std::vector<int64_t>> pieces_in_;  // arrived so far, by generation and contributor
+  std::vector<std::vector<int64_t>> pieces_in_;  // so far, by index of kArrived and contributor
   std::vector<std::vector<int64_t>> credits_;  // of this call so far, by generation and contributor
-  std::vector<int64_t> fences_;                // so far, by generation
+  std::vector<int64_t> placed_;                // fences so far, by generation
+  std::vector<int64_t> reduced_;
 };
 
 }  // namespace tide::internal

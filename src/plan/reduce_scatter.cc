@@ -169,13 +169,10 @@ class Planner {
     }
   }
 
-  // The events of the next units, which hold the round's blocks: rounds take units in order.
-  std::vector<Event> TakeFilled(const Round& round) {
-    std::vector<Event> events;
-    for (int blocks = 0; blocks < round.count; blocks += units_[sent_units_++].count) {
-      events.push_back(filled_[sent_units_]);
-    }
-    return events;
+  // The event that fills the last of the round's blocks: rounds take units in order.
+  Event TakeFilled(const Round& round) {
+    for (int blocks = 0; blocks < round.count;) blocks += units_[sent_units_++].count;
+    return filled_[sent_units_ - 1];
   }
 
   void RecordReadDoneOnce() {
@@ -195,7 +192,7 @@ class Planner {
   NodeReduction level1_;
   std::optional<RailReduction> level2_;
   std::vector<Unit> units_;
-  size_t next_ = 0;         // unit
+  size_t next_ = 0;  // unit
   size_t sent_units_ = 0;
   int reduced_blocks_ = 0;  // of the units before it
   bool read_done_ = false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "tide/error.h"
@@ -76,22 +77,24 @@ bool Relaxes(MutantKind kind) {
          kind == MutantKind::kDroppedAwait || kind == MutantKind::kDroppedPair;
 }
 
-// Which step makes the relaxed one redundant, in every checked call of the sequence; empty if one
-// of them has none.
-std::string ExplainIn(const Input& input, const Operation& op, int rank, bool weakened) {
+// Which step makes the relaxed one redundant: empty if one of the checked calls has none, nothing
+// if the relaxed step never waits in this sequence.
+std::optional<std::string> ExplainIn(const Input& input, const Operation& op, int rank,
+                                     bool weakened) {
   const Model model(input);
-  std::string explanation;
+  std::optional<std::string> explanation;
   for (const Step& step : model.steps()) {
     const bool checked = !input.calls[static_cast<size_t>(step.call)].predecessor;
-    if (step.op != &op || step.rank != rank || !checked) continue;
+    const bool waits = op.kind == OpKind::kAwait || step.target > 0;
+    if (step.op != &op || step.rank != rank || !checked || !waits) continue;
     Findings ignored(0);
     Checker checker(model, &ignored, {&step, weakened});
     checker.Run();
-    if (checker.substitute() == nullptr) return {};
+    if (checker.substitute() == nullptr) return std::string();
     const Site site = model.SiteOf(*checker.substitute());
-    explanation = site.call == step.call
-                      ? site.operation
-                      : fmt::format("{} (call {} of '{}')", site.operation, site.call, input.name);
+    explanation = site.call == step.call ? site.operation
+                                         : fmt::format("{} of call {}, before call {}",
+                                                       site.operation, site.call, step.call);
   }
   return explanation;
 }
@@ -103,16 +106,14 @@ std::string Explain(const std::vector<Input>& sequences, const Programs& origina
   if (!Relaxes(mutant.kind) || mutant.operation < 0) return {};
   const auto r = static_cast<size_t>(rank);
   const Operation& op = originals[r]->operations[static_cast<size_t>(mutant.operation)];
-  std::string explanation;
+  std::string first;
   for (const Input& input : sequences) {
-    const bool concerned = std::any_of(
-        input.calls.begin(), input.calls.end(),
-        [&](const Call& call) { return !call.predecessor && call.programs[r] == originals[r]; });
-    if (!concerned) continue;
-    explanation = ExplainIn(input, op, rank, mutant.kind == MutantKind::kWeakenedWait);
-    if (explanation.empty()) break;
+    const auto explanation = ExplainIn(input, op, rank, mutant.kind == MutantKind::kWeakenedWait);
+    if (!explanation.has_value()) continue;
+    if (explanation->empty()) return {};
+    if (first.empty()) first = *explanation;
   }
-  return explanation;
+  return first;
 }
 
 }  // namespace

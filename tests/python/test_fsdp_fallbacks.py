@@ -157,9 +157,5 @@ def unreachable_name(context: Context) -> None:
         pass
 
 
-def test_ranks_that_do_not_reach_each_other() -> None:
-    group = RankGroup(2)
-    try:
-        group.run(unreachable_name)
-    finally:
-        group.stop()
+def test_ranks_that_do_not_reach_each_other(ranks: Ranks) -> None:
+    ranks(2).run(unreachable_name)

@@ -155,9 +155,3 @@ def test_verify_exhaustive_prints_both_counts() -> None:
     for number in ("8,184", "1,023", "42,966", "6,138", "458,304", "65,472"):
         assert number in result.output
     assert "width 3: 127" in result.output
-
-
-def test_verify_says_what_it_can_do() -> None:
-    result = runner.invoke(app, ["verify"])
-    assert result.exit_code == 2
-    assert "--exhaustive" in result.stderr

@@ -31,9 +31,9 @@ inline VerifySetup MakeSetup(const Topology& topology, DType shard, DType grad, 
   setup.topology = topology;
   const int ranks = topology.Ranks();
   setup.groups.push_back(
-      MakeGroup("layer", {"layer", {2 * ranks - 1, ranks, 3 * ranks}, 84}, ranks, shard, grad));
+      MakeGroup("layer", {"layer", {2 * ranks - 1, ranks, 3 * ranks}, 128}, ranks, shard, grad));
   setup.groups.push_back(
-      MakeGroup("head", {"head", {5 * ranks - 1, 2 * ranks}, 72}, ranks, shard, grad));
+      MakeGroup("head", {"head", {5 * ranks - 1, 3 * ranks}, 64}, ranks, shard, grad));
   for (const VerifyGroup& group : setup.groups) {
     const int64_t whole = StagedBytes(group.layout, group.reduce);
     setup.reduce_scatter.staging.slot_bytes =

@@ -31,8 +31,10 @@ from tide.bench.terminal import make_console, make_progress
 from tide.bench.text import load_text
 
 _PLAIN_LINES = 8
-# Weights before sharding, shards, moments, gradients and the buffers of stock's collectives.
-_BYTES_PER_PARAMETER = 20
+# Shards, their gradients and moments, in fp32, of two models over all ranks.
+_SHARDED_BYTES = 32
+# On every rank: weights before sharding, unsharded gradients, the buffers of stock's collectives.
+_RANK_BYTES = 12
 _BYTES_PER_PROCESS = 300 << 20
 
 
@@ -119,7 +121,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         text=load_text(),
     )
     parameters = options.layers * 12 * options.width**2
-    needed = options.ranks * (parameters * _BYTES_PER_PARAMETER + _BYTES_PER_PROCESS)
+    needed = options.ranks * (parameters * _RANK_BYTES + _BYTES_PER_PROCESS)
+    needed += parameters * _SHARDED_BYTES
     require_memory(needed, f"the demo on {options.ranks} ranks")
     model: dict[str, Any] = {
         "layers": options.layers,

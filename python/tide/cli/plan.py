@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from tide.cli.request import machine_field, make_request, parse_bytes
 from tide.cli.tables import console, fail, human_bytes, table
-
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 # Row of the table of calls: label, field of a group, field of its counts.
 _CALL_ROWS = (
@@ -27,60 +25,6 @@ _CALL_ROWS = (
     ("switch landings", "landings"),
     ("blocks cleared", "zeroed_pieces"),
 )
-
-
-def _bytes(text: str, option: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in _UNITS:
-        fail("plan", f"{option}: expected bytes such as 67108864, 64MiB or 1.5GiB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        fail("plan", f"{path}: {error.strerror}")
-    except UnicodeDecodeError:
-        fail("plan", f"{path}: expected JSON in UTF-8")
-    except json.JSONDecodeError as error:
-        fail("plan", f"{path}: line {error.lineno} column {error.colno}: {error.msg}")
-
-
-def _preset(name: str) -> list[dict[str, Any]]:
-    from tide.bench.collectives import PRESETS
-
-    if name not in PRESETS:
-        fail("plan", f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
-    params = [
-        {"name": f"p{i}", "rows": rows, "row_elems": columns, "dtype": "bf16"}
-        for i, (rows, columns) in enumerate(PRESETS[name])
-    ]
-    return [{"name": name, "params": params}]
-
-
-def _machine(name: str) -> Any:
-    path = Path(name)
-    return _read_json(path) if path.suffix == ".json" or path.is_file() else name
-
-
-def _request(file: Path | None, preset: str | None, fields: dict[str, Any]) -> dict[str, Any]:
-    if (file is None) == (preset is None):
-        fail("plan", "expected either a file of groups or --preset")
-    request = {"groups": _preset(preset)} if preset is not None else _read_json(file)
-    if not isinstance(request, dict):
-        fail("plan", f"{file}: expected an object with the field 'groups'")
-    options = request.get("options", {})
-    if not isinstance(options, dict):
-        fail("plan", f"{file}: options: expected an object, got {json.dumps(options)}")
-    given = {name: value for name, value in fields.pop("options").items() if value is not None}
-    request["options"] = options | given
-    request |= {name: value for name, value in fields.items() if value is not None}
-    for name, option in (("nodes", "--nodes"), ("local_ranks", "--local")):
-        if name not in request:
-            fail("plan", f"{name}: missing; give {option} or the field in the file")
-    request.setdefault("machine", "paper-8-nodes")
-    return request
 
 
 def _region_table(report: dict[str, Any]) -> Any:
@@ -193,9 +137,9 @@ def plan(
         "wave_width": wave_width,
         "round_width": k,
         "passes": passes,
-        "chunk_bytes": None if chunk is None else _bytes(chunk, "--chunk"),
+        "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
         "memory_limit_bytes": (
-            None if memory_limit is None else _bytes(memory_limit, "--memory-limit")
+            None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
         ),
     }
     fields = {
@@ -203,11 +147,11 @@ def plan(
         "local_ranks": local,
         "ranks": ranks,
         "rank": rank,
-        "machine": None if machine is None else _machine(machine),
+        "machine": None if machine is None else machine_field(machine),
         "options": options,
     }
     try:
-        text = _core.plan_report(json.dumps(_request(file, preset, fields)))
+        text = _core.plan_report(json.dumps(make_request(file, preset, fields)))
     except Error as error:
         fail("plan", error)
     if as_json:

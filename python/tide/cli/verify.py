@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from tide.cli.request import make_request
 from tide.cli.tables import console, fail, table
+
+_MODES = ("in_place", "slot_reuse")
+# (nodes, local ranks) whose programs are mutated.
+_MUTATED = [
+    (1, 2),
+    (1, 4),
+    (1, 8),
+    (2, 1),
+    (2, 4),
+    (3, 2),
+    (4, 4),
+    (5, 3),
+    (8, 1),
+    (9, 2),
+    (6, 2),
+    (2, 8),
+]
 
 _WIDTHS = [1, 2, 4]
 _PASSES = [1, 2, 3, 4]
@@ -64,14 +88,184 @@ def _exhaustive(max_nodes: int, local: int) -> None:
         raise typer.Exit(1)
 
 
+def _llama_like() -> list[dict[str, Any]]:
+    """Thirty parameters of a layer and a group of another size."""
+
+    def group(name: str, shapes: list[tuple[int, int]]) -> dict[str, Any]:
+        params = [
+            {"name": f"p{i}", "rows": rows, "row_elems": columns, "dtype": "bf16"}
+            for i, (rows, columns) in enumerate(shapes)
+        ]
+        return {"name": name, "params": params}
+
+    layer = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336), (4096, 1)] * 6
+    return [group("layer", layer), group("head", [(32001, 4096), (4096, 1)])]
+
+
+def _show_proof(label: str, answer: dict[str, Any], seconds: float) -> None:
+    out = console()
+    for finding in answer["findings"]:
+        out.print(finding, markup=False)
+    verdict = "safe" if answer["ok"] else f"{len(answer['findings'])} findings"
+    out.print(
+        f"{label}: {verdict} ({answer['sequences']} sequences, {answer['calls']} calls, "
+        f"{answer['operations']:,} operations, {answer['accesses']:,} accesses, {seconds:.1f} s)"
+    )
+
+
+def _prove(requests: list[tuple[str, dict[str, Any]]], landing: str) -> bool:
+    """Verifies plans; returns whether all are safe."""
+    from tide import Error, _core
+
+    safe = True
+    for label, request in requests:
+        start = time.monotonic()
+        try:
+            answer = _core.verify_plans(json.dumps(request), node_landing=landing == "node")
+        except Error as error:
+            fail("verify", error)
+        _show_proof(f"{label}, a landing a {landing}", answer, time.monotonic() - start)
+        safe = safe and answer["ok"]
+    return safe
+
+
+def _tiny_groups(ranks: int) -> list[dict[str, Any]]:
+    """Two groups in which no rank and no sub-slice is empty and the last rank is padded."""
+
+    def group(name: str, rows: list[int], row_elems: int) -> dict[str, Any]:
+        params = [
+            {
+                "name": f"p{i}",
+                "rows": count,
+                "row_elems": row_elems,
+                "dtype": "bf16",
+                "shard_dtype": "fp32",
+            }
+            for i, count in enumerate(rows)
+        ]
+        return {"name": name, "params": params}
+
+    return [
+        group("layer", [2 * ranks - 1, ranks, 3 * ranks], 340),
+        group("head", [5 * ranks - 1, 2 * ranks], 332),
+    ]
+
+
+def _tiny_requests(nodes: int, local: int) -> list[tuple[str, dict[str, Any]]]:
+    """Every placement and mode that differs on this topology."""
+    several = nodes > 1
+    placements = ["direct", "latin_square"] if several and local > 1 else ["direct"]
+    requests = []
+    for placement in placements:
+        for mode in _MODES if several else _MODES[:1]:
+            options = {"placement": placement, "mode": mode}
+            request = {
+                "groups": _tiny_groups(nodes * local),
+                "nodes": nodes,
+                "local_ranks": local,
+                "machine": "paper-8-nodes",
+                "options": options,
+            }
+            requests.append((f"{nodes} x {local}, {placement}, {mode}", request))
+    return requests
+
+
+def _mutate(topologies: list[tuple[int, int]]) -> bool:
+    """Injects every mistake; returns whether each was detected or is known to be harmless."""
+    from tide import _core
+
+    requests = [r for nodes, local in topologies for r in _tiny_requests(nodes, local)]
+    total: dict[str, dict[str, Any]] = {}
+    error_console = Console(stderr=True, highlight=False)
+
+    def run(entry: tuple[str, dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+        label, request = entry
+        # All ranks are alike but for padding, which the last one has.
+        ranks = [0, request["nodes"] * request["local_ranks"] - 1]
+        return label, _core.mutate_plans(json.dumps(request), ranks)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for label, rows in pool.map(run, requests):
+            injected = sum(row["injected"] for row in rows)
+            error_console.print(f"{label}: {injected} mutants")
+            for row in rows:
+                sum_of = total.setdefault(
+                    row["kind"],
+                    {"injected": 0, "detected": 0, "explained": [], "undetected": []},
+                )
+                sum_of["injected"] += row["injected"]
+                sum_of["detected"] += row["detected"]
+                for key in ("explained", "undetected"):
+                    sum_of[key] += [f"{label}: {text}" for text in row[key]]
+    out = console()
+    for key in ("explained", "undetected"):
+        for kind, row in total.items():
+            shown = row[key] if key == "undetected" else row[key][:2]
+            for text in shown:
+                out.print(f"{key}: {kind}: {text}", markup=False)
+            if len(row[key]) > len(shown):
+                out.print(f"{key}: {kind}: {len(row[key]) - len(shown)} more of this kind")
+    header = ("kind", "injected", "detected", "explained", "undetected")
+    rows = [
+        (kind, row["injected"], row["detected"], len(row["explained"]), len(row["undetected"]))
+        for kind, row in total.items()
+    ]
+    sums = [sum(row[column] for row in rows) for column in range(1, 5)]
+    out.print(table("Mutants", header, [*rows, ("all", *sums)]))
+    return sums[-1] == 0
+
+
 def verify(
+    file: Annotated[
+        Path | None, typer.Argument(help="JSON file of groups, see docs/memory.md")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="a known layer in place of the file")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="M")] = None,
+    local: Annotated[int | None, typer.Option(min=1, help="L")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="in_place or slot_reuse; both by default")
+    ] = None,
+    placement: Annotated[str | None, typer.Option(help="direct or latin_square")] = None,
+    k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
+    passes: Annotated[int | None, typer.Option(help="n_part")] = None,
+    landing: Annotated[
+        str, typer.Option(help="whose memory a landing is: rank, or node as on the host fabric")
+    ] = "rank",
+    mutate: Annotated[
+        bool, typer.Option("--mutate", help="inject every mistake: can the proof fail?")
+    ] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="all node counts and wave widths, without programs")
     ] = False,
-    max_nodes: Annotated[int, typer.Option(min=2, help="largest M")] = 1024,
-    local: Annotated[int, typer.Option(min=1, max=8, help="L")] = 8,
+    max_nodes: Annotated[int, typer.Option(min=2, help="--exhaustive: largest M")] = 1024,
 ) -> None:
-    """Checks plans: exit code 0 if they are safe, 1 if one is not."""
-    if not exhaustive:
-        fail("verify", "expected --exhaustive")
-    _exhaustive(max_nodes, local)
+    """Proves the programs of all ranks safe: exit code 0 if they are, 1 if not.
+
+    By default a Llama-like group and one of another size on 2 nodes of 4 ranks, in both modes.
+    --mutate without --nodes and --local goes through twelve small topologies.
+    """
+    if landing not in ("rank", "node"):
+        fail("verify", f"--landing: expected rank or node, got {landing!r}")
+    if exhaustive:
+        _exhaustive(max_nodes, local if local is not None else 8)
+        return
+    if mutate:
+        one = nodes is not None or local is not None
+        topologies = [(nodes or 1, local or 1)] if one else _MUTATED
+        if not _mutate(topologies):
+            raise typer.Exit(1)
+        return
+    requests = []
+    for wanted in _MODES if mode is None else (mode,):
+        options = {"mode": wanted, "placement": placement, "round_width": k, "passes": passes}
+        fields = {"nodes": nodes, "local_ranks": local, "options": options}
+        if file is None and preset is None:
+            given = {name: value for name, value in options.items() if value is not None}
+            request = {"groups": _llama_like(), "machine": "paper-8-nodes", "options": given}
+            request |= {"nodes": nodes or 2, "local_ranks": local or 4}
+        else:
+            request = make_request(file, preset, fields)
+        label = f"{request['nodes']} x {request['local_ranks']}, {wanted}"
+        requests.append((label, request))
+    if not _prove(requests, landing):
+        raise typer.Exit(1)

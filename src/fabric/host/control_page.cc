@@ -22,8 +22,16 @@ int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespe
 
 }  // namespace
 
+// Counters of one lane and producer that come before those of `kind`.
+constexpr int CountersBefore(int kind) {
+  int before = 0;
+  for (int k = 0; k < kind; ++k) before += kCounterIndices[k];
+  return before;
+}
+constexpr int kCountersPerProducer = CountersBefore(kCounterKinds);
+
 size_t CountersPerPage(const Topology& topology) {
-  return static_cast<size_t>(kLanes) * kCounterKinds * kCounterIndices *
+  return static_cast<size_t>(kLanes) * kCountersPerProducer *
          static_cast<size_t>(topology.local_ranks + topology.nodes);
 }
 
@@ -43,9 +51,10 @@ size_t ControlPage::CounterIndex(Lane lane, Counter counter) const {
   const int node = topology_.Node(counter.producer);
   const int producer = node == topology_.Node(owner_) ? topology_.Local(counter.producer)
                                                       : topology_.local_ranks + node;
-  const int table = static_cast<int>(lane) * kCounterKinds + static_cast<int>(counter.kind);
   const int producers = topology_.local_ranks + topology_.nodes;
-  return static_cast<size_t>((table * producers + producer) * kCounterIndices + counter.index);
+  const int of_producer = CountersBefore(static_cast<int>(counter.kind)) + counter.index;
+  return static_cast<size_t>(
+      (static_cast<int>(lane) * producers + producer) * kCountersPerProducer + of_producer);
 }
 
 void ControlPage::Ring() const {

@@ -1,0 +1,70 @@
+"""What `tide plan` and `tide verify` ask the core for: groups, topology and options."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tide.cli.tables import fail
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Reads `64MiB`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        fail("plan", f"{option}: expected bytes such as 67108864, 64MiB or 1.5GiB, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        fail("plan", f"{path}: {error.strerror}")
+    except UnicodeDecodeError:
+        fail("plan", f"{path}: expected JSON in UTF-8")
+    except json.JSONDecodeError as error:
+        fail("plan", f"{path}: line {error.lineno} column {error.colno}: {error.msg}")
+
+
+def preset_groups(name: str) -> list[dict[str, Any]]:
+    """The group of a preset of the bench, in bf16."""
+    from tide.bench.collectives import PRESETS
+
+    if name not in PRESETS:
+        fail("plan", f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+    params = [
+        {"name": f"p{i}", "rows": rows, "row_elems": columns, "dtype": "bf16"}
+        for i, (rows, columns) in enumerate(PRESETS[name])
+    ]
+    return [{"name": name, "params": params}]
+
+
+def machine_field(name: str) -> Any:
+    """A preset's name, or what a file holds."""
+    path = Path(name)
+    return _read_json(path) if path.suffix == ".json" or path.is_file() else name
+
+
+def make_request(file: Path | None, preset: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """A file or a preset with the command line's options on top; ends the program if unusable."""
+    if (file is None) == (preset is None):
+        fail("plan", "expected either a file of groups or --preset")
+    request = {"groups": preset_groups(preset)} if preset is not None else _read_json(file)
+    if not isinstance(request, dict):
+        fail("plan", f"{file}: expected an object with the field 'groups'")
+    options = request.get("options", {})
+    if not isinstance(options, dict):
+        fail("plan", f"{file}: options: expected an object, got {json.dumps(options)}")
+    given = {name: value for name, value in fields.pop("options").items() if value is not None}
+    request["options"] = options | given
+    request |= {name: value for name, value in fields.items() if value is not None}
+    for name, option in (("nodes", "--nodes"), ("local_ranks", "--local")):
+        if name not in request:
+            fail("plan", f"{name}: missing; give {option} or the field in the file")
+    request.setdefault("machine", "paper-8-nodes")
+    return request
