@@ -38,16 +38,44 @@ using verify::Mutant;
 using verify::MutantKind;
 using verify::Programs;
 
-// One piece a put, so that every transfer can be held back and changed by itself.
-Program OnePieceAPut(Program program) {
+// Events from here on are not the planner's.
+constexpr int kFirstOwnEvent = 1000;
+
+// A queue for each context and an operation for each piece, so that each can be held back, and
+// changed, by itself and those of other contexts overtake it, as on a network. The put's own queue
+// waits for all of them.
+Program ContextsApart(Program program) {
   std::vector<Operation> operations;
+  std::map<int, int> queues;  // by context
+  int events = kFirstOwnEvent;
+  const auto add = [&](int queue, OpKind kind) -> Operation& {
+    Operation& op = operations.emplace_back();
+    op.queue = queue;
+    op.kind = kind;
+    return op;
+  };
   for (Operation& op : program.operations) {
-    if (op.puts.empty()) {
+    if (op.puts.size() <= 1) {
       operations.push_back(std::move(op));
       continue;
     }
+    const Event issued{EventKind::kLocal, events++};
+    add(op.queue, OpKind::kRecord).event = issued;
     const std::vector<PutPiece> pieces = std::exchange(op.puts, {});
-    for (const PutPiece& piece : pieces) operations.emplace_back(op).puts = {piece};
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const int context = pieces[i].context;
+      const auto [found, added] =
+          queues.try_emplace(context, static_cast<int>(program.queues.size()));
+      if (added) program.queues.push_back("context " + std::to_string(context));
+      add(found->second, OpKind::kAwait).event = issued;
+      operations.push_back(op);
+      operations.back().queue = found->second;
+      operations.back().puts = {pieces[i]};
+      add(found->second, OpKind::kRecord).event = {EventKind::kLocal, events + static_cast<int>(i)};
+    }
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      add(op.queue, OpKind::kAwait).event = {EventKind::kLocal, events++};
+    }
   }
   program.operations = std::move(operations);
   return program;
@@ -82,7 +110,7 @@ Subject MakeSubject(const Scenario& scenario) {
   Disturbance disturbance;
   disturbance.transform = [&](Program program) {
     if (program.lane == Lane::kControl) return program;
-    program = OnePieceAPut(std::move(program));
+    program = ContextsApart(std::move(program));
     const auto variant = static_cast<size_t>(order.Next(program.rank));
     const std::lock_guard<std::mutex> lock(mutex);
     if (variant >= subject.variants.size()) subject.variants.resize(variant + 1, Programs(ranks));
@@ -164,7 +192,12 @@ std::vector<Schedule> Schedules(const Programs& programs, const Mutant& mutant) 
 std::vector<Fault> MakeFaults(const Subject& subject, MutantKind kind) {
   std::vector<Fault> faults;
   for (const Programs& programs : subject.variants) {
-    const std::vector<Mutant> mutants = MakeMutants(kind, programs, kFaulty);
+    std::vector<Mutant> mutants = MakeMutants(kind, programs, kFaulty);
+    std::erase_if(mutants, [&](const Mutant& mutant) {
+      return mutant.operation >= 0 &&
+             programs[kFaulty]->operations[static_cast<size_t>(mutant.operation)].event.index >=
+                 kFirstOwnEvent;
+    });
     EXPECT_TRUE(faults.empty() || faults.size() == mutants.size());
     faults.resize(std::max(faults.size(), mutants.size()));
     for (size_t i = 0; i < mutants.size(); ++i) {
@@ -195,7 +228,7 @@ Outcome Inject(const Subject& subject, const Fault& fault, const Schedule& sched
     for (const Program& mutant : fault.programs.at(variant)) {
       if (mutant.rank == program.rank) return mutant;
     }
-    return OnePieceAPut(std::move(program));
+    return ContextsApart(std::move(program));
   };
   disturbance.may_run = [&](int, const Program& program, const Operation& op) {
     return adversary.MayRun(program, op);
@@ -311,7 +344,7 @@ TEST_P(Mutants, AreDetected) {
     faults = {faults[0], faults[faults.size() / 2], faults.back()};
   Masks masks(name, kind);
   for (const Fault& fault : faults) {
-    if (Detected(subject, fault, std::chrono::milliseconds(4)) || masks.Take(fault)) continue;
+    if (Detected(subject, fault, std::chrono::milliseconds(2)) || masks.Take(fault)) continue;
     // The faulty rank may not have got a core in time.
     const bool later = Detected(subject, fault, std::chrono::milliseconds(40)) ||
                        Detected(subject, fault, std::chrono::milliseconds(400));

@@ -2,8 +2,6 @@
 #ifndef TIDE_FABRIC_HOST_CALL_REPORT_H_
 #define TIDE_FABRIC_HOST_CALL_REPORT_H_
 
-#include <vector>
-
 #include "fabric/fabric.h"
 #include "fabric/host/control_page.h"
 #include "tide/error.h"
@@ -14,10 +12,10 @@ namespace tide::host {
 Error MismatchError(const Call& call, int rank, int peer, const CallIdentity& theirs);
 // The producer of the counter that `blocked` waits for has ended.
 Error PeerGoneError(const Call& call, int rank, const Operation& blocked);
-// The producer did not come within `seconds`, because of itself or of a rank that it waits for in
-// turn, which is the error's peer. Pages are by rank.
-Error TimeoutError(const Call& call, int rank, const Operation& blocked,
-                   const std::vector<ControlPage>& pages, double seconds);
+// The producer did not come within `seconds`, because of the culprit: itself, or a rank that it
+// waits for in turn. `page` is the culprit's, invalid if this rank can't see it.
+Error TimeoutError(const Call& call, int rank, const Operation& blocked, int culprit,
+                   const ControlPage& page, double seconds);
 
 }  // namespace tide::host
 

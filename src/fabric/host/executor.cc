@@ -282,7 +282,7 @@ void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, 
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
   if (left.count() <= 0) ThrowTimeout(call, blocked);
   check_interrupt_();
-  pages_[static_cast<size_t>(rank_)].Await(blocked.counter.producer);
+  pages_[static_cast<size_t>(rank_)].Await(Culprit(blocked.counter.producer));
   pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min<int64_t>(left.count(), kMaxSleepNs));
 }
 
@@ -302,8 +302,17 @@ void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) cons
   }
 }
 
+// Every rank publishes its answer before it sleeps and again when it wakes, so that the name
+// travels to ranks that don't share a page with its owner.
+int Executor::Culprit(int producer) const {
+  const int next = pages_[static_cast<size_t>(producer)].Awaited();
+  return next >= 0 && next != rank_ ? next : producer;
+}
+
 void Executor::ThrowTimeout(const Call& call, const Operation& blocked) const {
-  throw TimeoutError(call, rank_, blocked, pages_, std::chrono::duration<double>(timeout_).count());
+  const int culprit = Culprit(blocked.counter.producer);
+  throw TimeoutError(call, rank_, blocked, culprit, pages_[static_cast<size_t>(culprit)],
+                     std::chrono::duration<double>(timeout_).count());
 }
 
 }  // namespace tide::host

@@ -56,6 +56,8 @@ class Executor {
   // Waits until the doorbell may have moved from `seen`. Throws when waiting has become pointless.
   void Pause(const Call& call, const Operation& blocked, uint32_t seen, int* yields,
              Clock::time_point deadline) const;
+  // Whom this rank waits for in the end: `producer`, or the rank for which that one waits.
+  int Culprit(int producer) const;
   [[noreturn]] void ThrowTimeout(const Call& call, const Operation& blocked) const;
   void ThrowIfPointless(const Call& call, const Operation& blocked) const;
 
