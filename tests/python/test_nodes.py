@@ -50,6 +50,8 @@ def parity(context: Context, options: dict[str, Any], environment: Environment) 
     with _fresh(environment):
         for name in ("bf16_fp32", "fp32"):
             handle = fm.parity(context, fm.Setup(policy=fm.POLICIES[name]), drive)
+            nodes = options.get("nodes") or int(environment["TIDE_NODES"])
+            assert [core.nodes for core in communicators.open_cores()] == [nodes]
             for counters in handle.counters.values():
                 assert counters["tide"] > 0 and counters["stock"] == 0, str(handle.report())
 
@@ -214,9 +216,7 @@ def _thread_hashes(world: int, nodes: int) -> list[str]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_threads_and_processes_give_the_same_bits(
-    ranks: Ranks, tmp_path: Path, nodes: int
-) -> None:
+def test_threads_and_processes_give_the_same_bits(ranks: Ranks, tmp_path: Path, nodes: int) -> None:
     ranks(4).run(process_hash, nodes, str(tmp_path))
     processes = [(tmp_path / str(rank)).read_text() for rank in range(4)]
     assert len(set(processes)) == 4, "every rank has results of its own"

@@ -28,7 +28,7 @@ using testing::ScenarioOf;
 using testing::Scenarios;
 
 constexpr int kFaulty = 1;
-constexpr std::chrono::milliseconds kShortDeadline{600};
+constexpr std::chrono::milliseconds kShortDeadline{1000};
 
 std::string NameOf(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
 
