@@ -283,6 +283,15 @@ class Handle:
         reasons = {pool.unshared_reason for pool in self._pools}
         return {f"every rank has landings of its own ({why})" for why in reasons if why}
 
+    def _node_notes(self) -> set[str]:
+        """Says how ranks are split into virtual nodes, if they are."""
+        cores = [state.channel.core for state in self._states if state.channel is not None]
+        return {
+            f"{core.nodes} virtual nodes of {core.local_ranks} ranks"
+            for core in cores
+            if core.nodes > 1
+        }
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
