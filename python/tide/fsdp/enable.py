@@ -307,7 +307,7 @@ class Handle:
                 }
             )
         unshared = self._unshared_notes()
-        notes = [*self._timeout_notes(), *unshared]
+        notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
         if self._options.mode == "slot_reuse":
             notes.append(
                 "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
