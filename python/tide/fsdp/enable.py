@@ -51,7 +51,7 @@ class Options:
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
             return f"timeout must be a positive number of seconds, not {self.timeout!r}"
-        if self.nodes is not None and not (isinstance(self.nodes, int) and self.nodes > 0):
+        if self.nodes is not None and not (type(self.nodes) is int and self.nodes > 0):
             return f"nodes must be a positive whole number, not {self.nodes!r}"
         return settings.problem()
 
