@@ -234,6 +234,7 @@ Outcome Inject(const Subject& subject, const Fault& fault, const Schedule& sched
     return adversary.MayRun(program, op);
   };
   disturbance.enter = [&](int rank, int) { adversary.Enter(rank); };
+  disturbance.differ = [&] { adversary.Stop(); };  // detected
   // Only a lost signal makes anybody wait in vain.
   if (Loses(fault.kind)) disturbance.timeout = std::chrono::milliseconds(300);
   return RunDisturbed(subject.scenario, subject.expected, disturbance);

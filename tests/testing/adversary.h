@@ -157,7 +157,11 @@ class Adversary {
   Adversary(Schedule schedule, int ranks, std::chrono::nanoseconds quiet)
       : schedule_(std::move(schedule)), quiet_(quiet), asked_(static_cast<size_t>(ranks)) {}
 
+  // Lets everything go on.
+  void Stop() { stopped_ = true; }
+
   bool MayRun(const Program& program, const Operation& op) {
+    if (stopped_) return true;
     if (MovesData(op)) {
       const auto index = static_cast<size_t>(&op - program.operations.data());
       const int ordinal = DataOrdinal(program, index);
@@ -181,6 +185,7 @@ class Adversary {
   void Moved() { moved_.store(Clock::now().time_since_epoch().count()); }
 
   bool Released(int rank, int ordinal) {
+    if (stopped_) return true;
     auto& asked = asked_[static_cast<size_t>(rank)];
     const auto now = Clock::now();
     const auto first = asked.emplace(ordinal, now).first->second;
@@ -193,6 +198,7 @@ class Adversary {
   const Schedule schedule_;
   const std::chrono::nanoseconds quiet_;
   std::atomic<Clock::rep> moved_ = 0;
+  std::atomic<bool> stopped_ = false;
   std::vector<std::map<int, Clock::time_point>> asked_;  // by rank: when a held one first asked
 };
 

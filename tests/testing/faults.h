@@ -108,6 +108,8 @@ struct Disturbance {
   std::function<bool(int call, const Program&, const Operation&)> may_run;
   // Before a rank enters a call.
   std::function<void(int rank, int call)> enter;
+  // When a rank has seen a wrong result.
+  std::function<void()> differ;
   // When a rank has ended, well or not.
   std::function<void(int rank)> leave;
   bool trace = false;
@@ -198,6 +200,7 @@ class Caller {
   void Check(const char* when, int call, const char* result) {
     const auto& expected = expected_[static_cast<size_t>(call)][static_cast<size_t>(rank_)];
     if (std::memcmp(result, expected.data(), expected.size()) == 0) return;
+    if (disturbance_.differ) disturbance_.differ();
     differences.push_back("rank " + std::to_string(rank_) + ": wrong result, seen " + when +
                           " call " + std::to_string(call));
   }
