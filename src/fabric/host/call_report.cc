@@ -86,12 +86,13 @@ Error TimeoutError(const Call& call, int rank, const Operation& blocked, int cul
   } else if (page.valid()) {
     theirs += fmt::format("rank {} has not entered any call. ", culprit);
   }
-  return {ErrorCode::kTimeout,
-          fmt::format("rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; {}Find out "
-                      "what keeps rank {}, or raise timeout= (TIDE_TIMEOUT).",
-                      rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
-                      call.identity.text, theirs, culprit),
-          Context(call, rank, culprit)};
+  return {
+      ErrorCode::kTimeout,
+      fmt::format("rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; {}Find out "
+                  "what keeps rank {}, or raise timeout= (TIDE_TIMEOUT).",
+                  rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
+                  call.identity.text, theirs, culprit),
+      Context(call, rank, culprit)};
 }
 
 }  // namespace tide::host
