@@ -50,10 +50,12 @@ size_t ControlPage::CounterIndex(Lane lane, Counter counter) const {
   const int node = topology_.Node(counter.producer);
   const int producer = node == topology_.Node(owner_) ? topology_.Local(counter.producer)
                                                       : topology_.local_ranks + node;
-  const auto producers = static_cast<size_t>(topology_.local_ranks + topology_.nodes);
-  const auto table = static_cast<size_t>(lane) * producers + static_cast<size_t>(producer);
+  const auto producers =
+      static_cast<size_t>(topology_.local_ranks) + static_cast<size_t>(topology_.nodes);
+  const size_t table = static_cast<size_t>(lane) * producers + static_cast<size_t>(producer);
   return table * kCountersPerProducer +
-         static_cast<size_t>(CountersBefore(static_cast<int>(counter.kind)) + counter.index);
+         static_cast<size_t>(CountersBefore(static_cast<int>(counter.kind))) +
+         static_cast<size_t>(counter.index);
 }
 
 void ControlPage::Ring() const {
