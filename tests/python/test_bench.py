@@ -162,6 +162,7 @@ def _tiny_demo(steps: int) -> DemoConfig:
     return DemoConfig(
         steps=steps,
         mode="auto",
+        nodes=1,
         layers=2,
         width=32,
         heads=2,
