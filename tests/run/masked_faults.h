@@ -1,5 +1,5 @@
-// Faults that no run on the host fabric can show, and why. The verifier, whose model neither blocks
-// the caller nor orders puts, objects to them.
+// Faults that no run on the host fabric can show, and why: its calls block and its puts complete in
+// order. They are for the verifier, whose model assumes neither.
 #ifndef TIDE_TESTS_RUN_MASKED_FAULTS_H_
 #define TIDE_TESTS_RUN_MASKED_FAULTS_H_
 
