@@ -41,8 +41,7 @@ class Planner {
  public:
   Planner(const GroupLayout& layout, const ReduceScatterSpec& spec, const Topology& topology,
           int rank, const ReduceScatterOptions& options)
-      : spec_(spec),
-        span_(layout, spec),
+      : span_(layout, spec),
         shape_(span_, spec, topology, options),
         builder_("reduce_scatter", Lane::kReduceScatter, topology, rank),
         output_(&builder_, span_, spec, shape_.needs_accumulator()),
@@ -184,7 +183,6 @@ class Planner {
     }
   }
 
-  const ReduceScatterSpec& spec_;
   const ShardSpan span_;
   const ReductionShape shape_;
   Builder builder_;
