@@ -67,7 +67,8 @@ def check_agreement(
     Raises:
         tide.Error: the first rank's failure, or "mismatch"; the same on all ranks.
     """
-    text = json.dumps(signature, sort_keys=True)
+    # An option of a wrong type must not end this rank before the others hear of it.
+    text = json.dumps(signature, sort_keys=True, default=repr)
     answers = exchange_objects((text, failure), process_group)
     own = process_group.rank()
     for rank, (_, failed) in enumerate(answers):
