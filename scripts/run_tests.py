@@ -195,7 +195,9 @@ def run_pytest(path: Path, limit_s: float, tier: str) -> Outcome:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", name]
         # The stacks of a hanging test are printed halfway to the time limit.
         command += [f"--junitxml={report}", "-o", f"faulthandler_timeout={0.5 * limit_s:.1f}"]
-        process = run_process(command + (["-m", "not slow"] if tier == "fast" else []), limit_s, env)
+        process = run_process(
+            command + (["-m", "not slow"] if tier == "fast" else []), limit_s, env
+        )
         if process.code == PYTEST_NO_TESTS:
             return Outcome(log=process.log)
         complete = process.code is not None and report.exists()

@@ -23,8 +23,20 @@
 #include "tide/dtype.h"
 #include "tide/layout.h"
 #include "tide/plan.h"
+#include "tide/program.h"
 
 namespace tide {
+
+// Faults and delays for tests, injected into real runs. A hook that is not set costs one branch: a
+// planned program, or an operation.
+struct FaultInjection {
+  // Changes a program before the first call that uses it.
+  std::function<Program(Program)> transform;
+  // Asked, on the calling thread, before every operation that could run now; false holds back its
+  // queue, not the rank, and is asked again soon. May also sleep (a slow rank) or throw (a dead
+  // one).
+  std::function<bool(const Program&, const Operation&)> may_run;
+};
 
 struct CommunicatorOptions {
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
@@ -41,6 +53,7 @@ struct CommunicatorOptions {
   bool share_segments = true;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
   std::function<void()> check_interrupt = [] {};
+  FaultInjection faults;
 };
 
 // Who holds the memory of a segment.

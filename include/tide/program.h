@@ -80,8 +80,9 @@ struct SumPiece {
 enum class CounterKind : uint8_t {
   kEntry,       // the producer has entered the call: its landing may be written
   kLanded,      // the producer's part of the landing has landed here
-  kHead,        // the producer's next head piece has arrived here
-  kArrived,     // the producer's next piece has arrived here; all-gather: index = group of slots
+  kHead,        // the producer's next head piece has arrived here; index = context
+  kArrived,     // the producer's next piece has arrived here; index = part * kMaxContexts +
+                // context, part = group of slots (all-gather) or generation (reduce-scatter)
   kConfirmed,   // the producer has the heads of the round before the one that this rank sends it
   kCredit,      // the producer's receive area may be written; reduce-scatter: index = generation
   kFilled,      // the producer has filled the next staging slot here
@@ -92,18 +93,26 @@ enum class CounterKind : uint8_t {
   kSpareFree,   // own: the next spare block has been landed; index = bank
 };
 inline constexpr int kCounterKinds = 12;
-inline constexpr int kCounterIndices = 4;
+// Contexts of a rail that pieces are striped over. Each counts for itself: pieces of one context
+// arrive in order, so its k-th increment is that of its k-th piece.
+inline constexpr int kMaxContexts = 4;
+// Indices of each kind, in the order of CounterKind.
+inline constexpr int kCounterIndices[kCounterKinds] = {
+    1, 1, kMaxContexts, 4 * kMaxContexts, 1, 2, 1, 1, 2, 2, 2, 2};
+inline constexpr int kMaxCounterIndices = 4 * kMaxContexts;
+constexpr int CounterIndices(CounterKind kind) { return kCounterIndices[static_cast<int>(kind)]; }
 
 struct Counter {
   CounterKind kind = CounterKind::kEntry;
   int producer = 0;  // rank
-  int index = 0;     // below kCounterIndices
+  int index = 0;     // below CounterIndices(kind)
 
   bool operator==(const Counter&) const = default;
 };
 
 // One transfer of a put: contiguous bytes, then one increment of (signal, sender, signal_index) on
-// the target. Pieces of one context to one peer arrive in order; other pieces in any order.
+// the target; the index names the context, too. Pieces of one context to one peer arrive in order;
+// other pieces in any order.
 struct PutPiece {
   Ref dst;
   Ref src;

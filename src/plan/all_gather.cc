@@ -46,9 +46,10 @@ void CheckDtypes(const GroupLayout& layout, const std::vector<DType>& shard_dtyp
 
 void CheckOptions(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
                   const AllGatherOptions& options) {
-  if (options.contexts < 1) {
+  if (options.contexts < 1 || options.contexts > kMaxContexts) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("all_gather: contexts: expected at least 1, got {}", options.contexts));
+                fmt::format("all_gather: contexts: expected 1 to {}, got {}", kMaxContexts,
+                            options.contexts));
   }
   for (size_t p = 0; options.resident && p < shard_dtypes.size(); ++p) {
     if (shard_dtypes[p] == layout.params()[p].shape.dtype) continue;

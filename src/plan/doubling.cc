@@ -71,19 +71,20 @@ void Doubling::Receive(size_t d, const std::function<void(const SlotGroup&)>& ar
   const int sender = Sender(d);
   const auto groups = Groups(d);
   const Transfer transfer = Cut(builder_.topology().Node(sender), d);
-  const auto wait = [&](Counter counter, const std::vector<PutPiece>& pieces) {
-    if (pieces.empty()) return;
-    builder_.Wait(queue_, counter, static_cast<int64_t>(pieces.size()));
-    builder_.Expect(counter, static_cast<int64_t>(pieces.size()));
+  const auto wait = [&](const std::vector<PutPiece>& pieces) {
+    for (const Increment& increment : Increments(pieces, sender)) {
+      builder_.Wait(queue_, increment.counter, increment.value);
+      builder_.Expect(increment.counter, increment.value);
+    }
   };
   const auto confirm = [&] {
     if (d + 1 == rounds_.size()) return;
     builder_.Signal(queue_, Sender(d + 1), CounterKind::kConfirmed).sync = Sync::kPacing;
   };
-  wait({CounterKind::kHead, sender}, transfer.heads);
+  wait(transfer.heads);
   if (!transfer.heads.empty()) confirm();
   for (size_t g = 0; g < groups.size(); ++g) {
-    wait({CounterKind::kArrived, sender, static_cast<int>(g)}, transfer.groups[g]);
+    wait(transfer.groups[g]);
     arrived(groups[g]);
   }
   if (transfer.heads.empty()) confirm();

@@ -31,7 +31,7 @@ struct SlotGroup {
   int count = 0;
 };
 inline constexpr int kMaxSlotGroups = 4;
-static_assert(kMaxSlotGroups <= kCounterIndices);
+static_assert(kMaxSlotGroups * kMaxContexts <= CounterIndices(CounterKind::kArrived));
 
 // How the payload of slots [first, first + count) of `sender_node`, sent `distance` nodes down, is
 // cut into contiguous runs. A rank asks for its own transfers and for those that reach it.

@@ -18,7 +18,7 @@ RailReduction::RailReduction(Builder* builder, const ShardSpan& span, const Redu
       output_(*output),
       rail_(builder->AddQueue("rail")),
       land_(builder->AddQueue("land")),
-      pieces_in_(static_cast<size_t>(shape.generations()),
+      pieces_in_(static_cast<size_t>(shape.generations() * kMaxContexts),
                  std::vector<int64_t>(static_cast<size_t>(builder->nodes()))),
       credits_(static_cast<size_t>(shape.generations()),
                std::vector<int64_t>(static_cast<size_t>(builder->nodes()))),
@@ -128,9 +128,12 @@ void RailReduction::Send(const Round& round, int pass, Event filled) {
   }
   for (int c = round.first; c < round.first + round.count; ++c) {
     const int sender = builder_.RailPeer(-c);
-    int64_t& pieces = pieces_in_[static_cast<size_t>(instance.generation)][static_cast<size_t>(c)];
-    pieces += static_cast<int64_t>(Cut(c, pass).size());
-    builder_.Wait(rail_, {CounterKind::kArrived, sender, instance.generation}, pieces);
+    for (const Increment& increment : Increments(Cut(c, pass), sender)) {
+      int64_t& pieces =
+          pieces_in_[static_cast<size_t>(increment.counter.index)][static_cast<size_t>(c)];
+      pieces += increment.value;
+      builder_.Wait(rail_, increment.counter, pieces);
+    }
   }
 }
 
@@ -292,9 +295,11 @@ void RailReduction::End() {
       credits[static_cast<size_t>(instance.generation)] +=
           shape_.Contains(shape_.NextWave(instance), c) ? 1 : 0;
     }
+    for (size_t index = 0; index < pieces_in_.size(); ++index) {
+      builder_.Expect({CounterKind::kArrived, builder_.RailPeer(-c), static_cast<int>(index)},
+                      pieces_in_[index][static_cast<size_t>(c)]);
+    }
     for (int g = 0; g < shape_.generations(); ++g) {
-      builder_.Expect({CounterKind::kArrived, builder_.RailPeer(-c), g},
-                      pieces_in_[static_cast<size_t>(g)][static_cast<size_t>(c)]);
       builder_.Expect({CounterKind::kCredit, builder_.RailPeer(c), g},
                       credits[static_cast<size_t>(g)]);
     }

@@ -69,7 +69,7 @@ class RailReduction {
   int outbox_ = -1;
   int spare_ = -1;
   std::vector<int> inbox_;                       // by generation
-  std::vector<std::vector<int64_t>> pieces_in_;  // arrived so far, by generation and contributor
+  std::vector<std::vector<int64_t>> pieces_in_;  // so far, by index of kArrived and contributor
   std::vector<std::vector<int64_t>> credits_;  // of this call so far, by generation and contributor
   std::vector<int64_t> placed_;                // fences so far, by generation
   std::vector<int64_t> reduced_;

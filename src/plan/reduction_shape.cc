@@ -21,7 +21,9 @@ void CheckOptions(const Topology& topology, const ReduceScatterOptions& options)
   if (options.wave_width < 0) refuse("wave width", "0 (default) or more", options.wave_width);
   if (options.round_width < 1) refuse("round width k", "at least 1", options.round_width);
   if (options.passes < 1) refuse("passes n_part", "at least 1", options.passes);
-  if (options.contexts < 1) refuse("contexts", "at least 1", options.contexts);
+  if (options.contexts < 1 || options.contexts > kMaxContexts) {
+    refuse("contexts", "1 to 4", options.contexts);
+  }
   if (options.staging.slots < 1) refuse("staging slots", "at least 1", options.staging.slots);
   if (options.generations < 0 || options.generations > 2) {
     refuse("inbox generations n_par", "0 (default), 1 or 2", options.generations);

@@ -31,7 +31,7 @@ std::vector<Run> TakeFront(std::vector<Run>* runs, int64_t bytes) {
 }
 
 std::vector<PutPiece> Stripe(const std::vector<Run>& runs, const StripeOptions& options,
-                             CounterKind signal, int signal_index) {
+                             CounterKind signal, int part) {
   std::vector<PutPiece> pieces;
   std::vector<Run> left = runs;
   const int64_t total = Bytes(runs);
@@ -41,14 +41,27 @@ std::vector<PutPiece> Stripe(const std::vector<Run>& runs, const StripeOptions& 
   for (int context = 0; Bytes(left) > 0; ++context) {
     for (const Run& run : TakeFront(&left, stripe_bytes)) {
       if (run.bytes == 0) continue;
-      pieces.push_back({run.dst, run.src, run.bytes, context, signal, signal_index});
+      pieces.push_back(
+          {run.dst, run.src, run.bytes, context, signal, part * kMaxContexts + context});
     }
   }
   if (pieces.empty()) {
     const Run nothing = runs.empty() ? Run() : runs.front();
-    pieces.push_back({nothing.dst, nothing.src, 0, 0, signal, signal_index});
+    pieces.push_back({nothing.dst, nothing.src, 0, 0, signal, part * kMaxContexts});
   }
   return pieces;
+}
+
+std::vector<Increment> Increments(const std::vector<PutPiece>& pieces, int sender) {
+  std::vector<Increment> increments;
+  for (const PutPiece& piece : pieces) {
+    const Counter counter{piece.signal, sender, piece.signal_index};
+    if (increments.empty() || increments.back().counter != counter) {
+      increments.push_back({counter, 0});
+    }
+    ++increments.back().value;
+  }
+  return increments;
 }
 
 }  // namespace tide::internal

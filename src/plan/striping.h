@@ -22,10 +22,13 @@ struct StripeOptions {
   int64_t min_bytes = 1;
 };
 
-// Pieces that carry `runs` in order, stripe i on context i. At least one piece: an empty transfer
-// still signals.
+// Pieces that carry `runs` in order, stripe i on context i, which count as `part` of `signal` (0
+// for kHead). At least one piece: an empty transfer still signals.
 std::vector<PutPiece> Stripe(const std::vector<Run>& runs, const StripeOptions& options,
-                             CounterKind signal, int signal_index);
+                             CounterKind signal, int part);
+
+// The counters on the receiver that these pieces of `sender` raise, and by how much.
+std::vector<Increment> Increments(const std::vector<PutPiece>& pieces, int sender);
 
 // Removes the first `bytes` bytes of `runs` and returns them.
 std::vector<Run> TakeFront(std::vector<Run>* runs, int64_t bytes);

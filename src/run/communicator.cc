@@ -216,6 +216,7 @@ class Communicator::Impl {
     if (found == programs.end()) {
       auto program =
           std::make_unique<Program>(synchronised ? plan() : WithoutSynchronisation(plan()));
+      if (options_.faults.transform) *program = options_.faults.transform(std::move(*program));
       found = programs.emplace(key_.words(), std::move(program)).first;
     }
     return *found->second;

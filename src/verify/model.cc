@@ -118,7 +118,7 @@ int Model::CounterOf(int rank, Lane lane, const Counter& counter) {
   auto key = static_cast<uint64_t>(rank);
   key = key * kLanes + static_cast<uint64_t>(lane);
   key = key * kCounterKinds + static_cast<uint64_t>(counter.kind);
-  key = key * kCounterIndices + static_cast<uint64_t>(counter.index);
+  key = key * kMaxCounterIndices + static_cast<uint64_t>(counter.index);
   key = key * static_cast<uint64_t>(input_.topology.Ranks()) +
         static_cast<uint64_t>(counter.producer);
   const auto [found, added] = counter_index_.try_emplace(key, static_cast<int>(counters_.size()));

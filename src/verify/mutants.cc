@@ -311,7 +311,7 @@ std::vector<Mutant> Maker::Make() {
       DropAll(waits_for(CounterKind::kOutboxFree), "no wait for sent outbox blocks");
       break;
     case MutantKind::kEarlyInboxReuse:
-      for (int g = 0; reduces && g < kCounterIndices; ++g) {
+      for (int g = 0; reduces && g < CounterIndices(CounterKind::kCredit); ++g) {
         DropAll(waits_for(CounterKind::kCredit, g), fmt::format("no credit for inbox[{}]", g));
       }
       break;

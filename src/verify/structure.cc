@@ -242,10 +242,10 @@ void Structure::CheckSymmetric(const Operation& op, Ref ref) {
 
 CounterUse* Structure::Use(const Operation& op, int rank, const Counter& counter) {
   if (!HasIndex(static_cast<size_t>(input_.topology.Ranks()), counter.producer) ||
-      !HasIndex(kCounterIndices, counter.index)) {
+      !HasIndex(static_cast<size_t>(CounterIndices(counter.kind)), counter.index)) {
     Report(FindingKind::kMalformed, &op,
            fmt::format("there is no counter {} (indices are below {})", ToString(counter),
-                       kCounterIndices));
+                       CounterIndices(counter.kind)));
     return nullptr;
   }
   return &counters_[{rank, program_->lane, counter.kind, counter.producer, counter.index}];

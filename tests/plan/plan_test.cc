@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -172,6 +174,84 @@ TEST(Plan, BadInputIsRefused) {
   EXPECT_THROW(PlanReduceScatter(layout, {{0}, {}}, topology, 0, {.staging = {64, 1}}), Error);
   EXPECT_THROW(PlanReduceScatter(layout, {{0}, {DType::kF32}}, topology, 0, {.staging = {8, 1}}),
                Error);
+}
+
+// The text of the Error(kInvalidArgument) that planning ends with.
+std::string Refusal(const std::function<void()>& plan) {
+  try {
+    plan();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "planned";
+}
+
+TEST(Plan, ImpossibleAllGathersNameTheRule) {
+  const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 4);
+  const std::vector<DType> dtypes = {DType::kBF16};
+  EXPECT_EQ(Refusal([&] {
+              PlanAllGather(layout, dtypes, {2, 2}, 0, {.contexts = 0});
+            }),
+            "all_gather: contexts: expected 1 to 4, got 0");
+  EXPECT_EQ(Refusal([&] {
+              PlanAllGather(layout, {DType::kF32}, {2, 2}, 0, {.resident = true});
+            }),
+            "all_gather of group 'g': shards are resident, but parameter 'p' needs a cast from "
+            "fp32 to bf16; expected equal dtypes");
+  EXPECT_EQ(Refusal([&] {
+              PlanAllGather(layout, dtypes, {3, 2}, 0);
+            }),
+            "group 'g' is laid out for 4 ranks, but 3 nodes of 2 local ranks are 6 ranks; expected "
+            "as many");
+}
+
+TEST(Plan, ImpossibleReduceScattersNameTheRule) {
+  constexpr StagingOptions kStaging{1024, 1};
+  const auto refusal = [](const Topology& topology, const ReduceScatterOptions& options,
+                          int ranks = 0) {
+    const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}},
+                             ranks > 0 ? ranks : topology.Ranks());
+    return Refusal(
+        [&] { PlanReduceScatter(layout, SpecOf(layout, DType::kBF16), topology, 0, options); });
+  };
+  EXPECT_EQ(refusal({2, 2}, {.staging = kStaging}, 6),
+            "group 'g' is laid out for 6 ranks, but 2 nodes of 2 local ranks are 4 ranks; expected "
+            "as many");
+  EXPECT_EQ(refusal({2, 2}, {.round_width = 0, .staging = kStaging}),
+            "reduce_scatter: round width k: expected at least 1, got 0");
+  EXPECT_EQ(refusal({2, 2}, {.passes = 0, .staging = kStaging}),
+            "reduce_scatter: passes n_part: expected at least 1, got 0");
+  EXPECT_EQ(refusal({1, 4}, {.passes = 2, .staging = kStaging}),
+            "reduce_scatter: passes n_part on one node: expected 1, because nothing is kept for "
+            "other nodes, got 2");
+  EXPECT_EQ(refusal({2, 2}, {.contexts = 0, .staging = kStaging}),
+            "reduce_scatter: contexts: expected 1 to 4, got 0");
+  EXPECT_EQ(refusal({2, 2}, {.generations = 3, .staging = kStaging}),
+            "reduce_scatter: inbox generations n_par: expected 0 (default), 1 or 2, got 3");
+  EXPECT_EQ(refusal({2, 2}, {.wave_width = -1, .staging = kStaging}),
+            "reduce_scatter: wave width: expected 0 (default) or more, got -1");
+  EXPECT_EQ(refusal({2, 2}, {.staging = {1024, 0}}),
+            "reduce_scatter: staging slots: expected at least 1, got 0");
+  EXPECT_EQ(refusal({2, 2}, {.staging = {8, 1}}),
+            "staging slot: expected at least 64 bytes, got 8");
+}
+
+TEST(Plan, AWidthThatCollidesNamesTheAllowedOnes) {
+  const Topology topology{9, 4};
+  const GroupLayout layout("g", {{"p", 80, 2, DType::kBF16}}, topology.Ranks());
+  const auto refusal = [&](int width) {
+    const ReduceScatterOptions options{
+        .placement = Placement::kLatinSquare, .wave_width = width, .staging = {1024, 1}};
+    return Refusal(
+        [&] { PlanReduceScatter(layout, SpecOf(layout, DType::kBF16), topology, 0, options); });
+  };
+  EXPECT_EQ(
+      refusal(3),
+      "latin_square over 9 nodes of 4 local ranks: with wave width 3 contributors 8 and 9 of "
+      "one wave meet on one local rank; allowed widths are 1, 2, 4 (every divisor of the local "
+      "ranks is)");
+  for (const int width : {1, 2, 4}) EXPECT_EQ(refusal(width), "planned");
 }
 
 TEST(Program, FloorKeepsDataOnly) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -182,6 +183,25 @@ TEST(Memory, ASegmentOutlivesItsCommunicator) {
   });
   EXPECT_EQ(static_cast<char*>(segments[0].address)[0] + static_cast<char*>(segments[1].address)[0],
             3);
+}
+
+TEST(BadInput, NodesThatDoNotDivideTheRanks) {
+  CommunicatorOptions options = Timeout(10);
+  options.nodes = 2;
+  std::atomic<int> refused = 0;
+  testing::RunRanks(3, [&](Bootstrap& bootstrap) {
+    try {
+      const Communicator comm(bootstrap, options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_STREQ(
+          error.what(),
+          "nodes: expected a divisor of 3 ranks, so that all nodes have as many ranks, got "
+          "2");
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
 }
 
 TEST(BadInput, IsRefusedBeforeAnythingMoves) {

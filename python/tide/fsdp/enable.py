@@ -37,7 +37,7 @@ def _is_timeout(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     """Whether the core can take ``value`` as a number of things: it fits into an int."""
-    return isinstance(value, int) and 0 < value < 2**31
+    return type(value) is int and 0 < value < 2**31
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,15 @@ class Handle:
         reasons = {pool.unshared_reason for pool in self._pools}
         return {f"every rank has landings of its own ({why})" for why in reasons if why}
 
+    def _node_notes(self) -> set[str]:
+        """Says how ranks are split into virtual nodes, if they are."""
+        cores = [state.channel.core for state in self._states if state.channel is not None]
+        return {
+            f"{core.nodes} virtual nodes of {core.local_ranks} ranks"
+            for core in cores
+            if core.nodes > 1
+        }
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -307,7 +316,7 @@ class Handle:
                 }
             )
         unshared = self._unshared_notes()
-        notes = [*self._timeout_notes(), *unshared]
+        notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
         if self._options.mode == "slot_reuse":
             notes.append(
                 "mode slot_reuse: the outbox between nodes is partial; gradients are read where "

@@ -20,11 +20,18 @@ int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespe
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
 }
 
+// Counters of one lane and producer that come before those of `kind`.
+constexpr int CountersBefore(int kind) {
+  int before = 0;
+  for (int k = 0; k < kind; ++k) before += kCounterIndices[k];
+  return before;
+}
+constexpr size_t kCountersPerProducer = CountersBefore(kCounterKinds);
+
 }  // namespace
 
 size_t CountersPerPage(const Topology& topology) {
-  return static_cast<size_t>(kLanes) * kCounterKinds * kCounterIndices *
-         static_cast<size_t>(topology.local_ranks + topology.nodes);
+  return kLanes * kCountersPerProducer * static_cast<size_t>(topology.local_ranks + topology.nodes);
 }
 
 int64_t ControlPageBytes(const Topology& topology) {
@@ -43,9 +50,12 @@ size_t ControlPage::CounterIndex(Lane lane, Counter counter) const {
   const int node = topology_.Node(counter.producer);
   const int producer = node == topology_.Node(owner_) ? topology_.Local(counter.producer)
                                                       : topology_.local_ranks + node;
-  const int table = static_cast<int>(lane) * kCounterKinds + static_cast<int>(counter.kind);
-  const int producers = topology_.local_ranks + topology_.nodes;
-  return static_cast<size_t>((table * producers + producer) * kCounterIndices + counter.index);
+  const auto producers =
+      static_cast<size_t>(topology_.local_ranks) + static_cast<size_t>(topology_.nodes);
+  const size_t table = static_cast<size_t>(lane) * producers + static_cast<size_t>(producer);
+  return table * kCountersPerProducer +
+         static_cast<size_t>(CountersBefore(static_cast<int>(counter.kind))) +
+         static_cast<size_t>(counter.index);
 }
 
 void ControlPage::Ring() const {

@@ -25,11 +25,12 @@ void CheckMemory(int64_t bytes, const Topology& topology, int64_t limit_bytes,
   const std::string split =
       shared ? fmt::format("{}, shared by {} ranks", FormatBytes(bytes), topology.local_ranks)
              : fmt::format("{} on each of {} ranks", FormatBytes(bytes), topology.Ranks());
-  throw Error(ErrorCode::kOutOfMemory,
-              fmt::format("{} needs {}, {} in all, but only {} is available ({}). Raise that limit, "
-                          "use fewer ranks or a smaller model.",
-                          label, split, FormatBytes(need), FormatBytes(limit.available_bytes),
-                          limit.source));
+  throw Error(
+      ErrorCode::kOutOfMemory,
+      fmt::format("{} needs {}, {} in all, but only {} is available ({}). Raise that limit, "
+                  "use fewer ranks or a smaller model.",
+                  label, split, FormatBytes(need), FormatBytes(limit.available_bytes),
+                  limit.source));
 }
 
 const char* Name(SegmentKind kind) {
@@ -53,10 +54,11 @@ std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notice
     }
     return std::make_unique<Error>(
         ErrorCode::kMismatch,
-        fmt::format("adding a segment: rank {} asks for {} bytes of '{}' ({}), rank {} for {} bytes "
-                    "of '{}' ({}); expected the same request on every rank",
-                    rank, ours.bytes, ours.text, Name(ours.kind), other.rank, other.bytes,
-                    other.text, Name(other.kind)),
+        fmt::format(
+            "adding a segment: rank {} asks for {} bytes of '{}' ({}), rank {} for {} bytes "
+            "of '{}' ({}); expected the same request on every rank",
+            rank, ours.bytes, ours.text, Name(ours.kind), other.rank, other.bytes, other.text,
+            Name(other.kind)),
         ErrorContext{rank, other.rank, "", what});
   }
   return nullptr;
@@ -80,9 +82,9 @@ HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
   ConnectControlPages();
   AgreeOnSharing(options.share_segments);
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
-  executor_ = std::make_unique<Executor>(rank(), topology(), pages_,
-                                         static_cast<const AddressSpace&>(*this), *watchdog_,
-                                         options.timeout, options.check_interrupt);
+  executor_ = std::make_unique<Executor>(
+      rank(), topology(), pages_, static_cast<const AddressSpace&>(*this), *watchdog_,
+      options.timeout, options.check_interrupt, options.faults.may_run);
 }
 
 void HostFabric::ConnectControlPages() {
@@ -160,8 +162,7 @@ void HostFabric::MapOthers(const std::vector<ReceivedNotice>& received, Segment*
     if (!sockets_.IsNeighbour(static_cast<int>(peer)) || !entry.memory.valid()) continue;
     segment->mappings[peer] = Mapping(entry.memory.get(), segment->bytes, MapKind::kShared);
     const uint64_t theirs = entry.notice.nonce;
-    if (theirs != 0 &&
-        std::memcmp(segment->mappings[peer].data(), &theirs, sizeof theirs) != 0) {
+    if (theirs != 0 && std::memcmp(segment->mappings[peer].data(), &theirs, sizeof theirs) != 0) {
       throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
     }
   }
