@@ -5,6 +5,25 @@
 #include "tide/layout.h"
 
 namespace tide {
+namespace {
+
+// Bytes of a landing. Far above any machine, and far enough below 2^63 for sums of regions.
+constexpr int64_t kMaxLandingBytes = int64_t{1} << 56;
+
+// Throws unless the parameter, padded, fits behind the `used` bytes of its group's landing.
+void CheckSize(const std::string& group, const ParamShape& shape, int ranks, int64_t used) {
+  const int64_t row_bytes =
+      std::min(shape.row_elems, kMaxLandingBytes) * static_cast<int64_t>(ItemSize(shape.dtype));
+  const int64_t room = (kMaxLandingBytes - used) / std::max<int64_t>(row_bytes, 1);
+  if (shape.rows <= room - ranks) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "group '" + group + "', parameter '" + shape.name + "': expected at most " +
+                  std::to_string(kMaxLandingBytes) + " bytes a group, got " +
+                  std::to_string(shape.rows) + " rows of " + std::to_string(shape.row_elems) +
+                  " elements after " + std::to_string(used) + " bytes");
+}
+
+}  // namespace
 
 GroupLayout::GroupLayout(std::string name, const std::vector<ParamShape>& shapes, int ranks)
     : name_(std::move(name)), ranks_(ranks) {
@@ -20,6 +39,7 @@ GroupLayout::GroupLayout(std::string name, const std::vector<ParamShape>& shapes
                                                    std::to_string(shape.rows) + " and " +
                                                    std::to_string(shape.row_elems));
     }
+    CheckSize(name_, shape, ranks, landing_bytes_);
     ParamLayout param;
     param.shape = shape;
     param.shard_rows = (shape.rows + ranks - 1) / ranks;

@@ -60,7 +60,9 @@ int64_t Arena::SlotBytes(const std::vector<Need>& needs) const {
   int64_t slot = reduce_scatter_.staging.slot_bytes;
   for (const Need& need : needs) slot = std::max(slot, StagedBytes(*need.layout, need.spec));
   if (max_slot_bytes_ > 0) slot = std::min(slot, AlignUp(max_slot_bytes_, kStagingAlignment));
-  const int rows = std::max(fabric_.topology().local_ranks, reduce_scatter_.round_width);
+  const Topology& topology = fabric_.topology();
+  const int round = std::min(reduce_scatter_.round_width, topology.nodes);  // no round is wider
+  const int rows = std::max(topology.local_ranks, round);
   return std::max(slot, rows * kStagingAlignment);
 }
 

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "tide/error.h"
@@ -60,6 +62,19 @@ TEST(GroupLayout, RefusesNonsense) {
   EXPECT_THROW(GroupLayout("g", {{"p", -1, 3, DType::kF32}}, 2), Error);
   EXPECT_THROW(GroupLayout("g", {{"p", 1, -3, DType::kF32}}, 2), Error);
   EXPECT_THROW(GroupLayout("g", {}, 0), Error);
+}
+
+TEST(GroupLayout, RefusesSizesThatOverflow) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const int64_t large = int64_t{1} << 40;
+  for (const auto& [rows, row_elems] : std::vector<std::pair<int64_t, int64_t>>{
+           {kMost, kMost}, {kMost, 1}, {1, kMost}, {kMost, 0}, {large, large}, {large, 1 << 22}}) {
+    EXPECT_THROW(GroupLayout("g", {{"p", rows, row_elems, DType::kF32}}, 2), Error)
+        << rows << " x " << row_elems;
+  }
+  const ParamShape half{"p", large, 1 << 15, DType::kU8};  // 2^55 bytes
+  EXPECT_NO_THROW(GroupLayout("g", {half}, 2));
+  EXPECT_THROW(GroupLayout("g", {half, half, half}, 2), Error);
 }
 
 }  // namespace

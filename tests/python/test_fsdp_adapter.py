@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from spawn import Context, RankGroup
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 Ranks = Callable[[int], RankGroup]
@@ -172,6 +174,11 @@ def one_rank_fails(context: Context) -> None:
     mode = "nonsense" if context.rank == 1 else "auto"
     error = _failure(lambda: tide.enable(model, mode=mode))
     assert error.code == "invalid_argument" and "rank 1" in str(error) and "nonsense" in str(error)
+    nonsense = (("timeout", "5"), ("nodes", 2**31), ("nodes", torch.tensor(2)), ("mode", {1}))
+    for name, bad in nonsense:
+        options = {name: bad} if context.rank == 1 else {}
+        error = _failure(lambda options=options: tide.enable(model, **options))
+        assert error.code == "invalid_argument" and f"rank 1: {name} must be" in str(error)
     with tide.enable(model):
         again = _failure(lambda: tide.enable(model))
         assert again.code == "invalid_argument" and "already" in str(again)
@@ -262,6 +269,29 @@ def meshes(context: Context) -> None:
 
 def test_meshes(ranks: Ranks) -> None:
     ranks(4).run(meshes)
+
+
+def destroyed_groups(context: Context) -> None:
+    """Communicators of destroyed process groups are closed when the next one is made."""
+    from tide.fsdp.communicators import open_cores
+
+    counts = []
+    for _ in range(4):  # the first two may leave one communicator behind, until the third
+        process_group = dist.new_group()
+        mesh = DeviceMesh.from_group(process_group, "cpu")
+        model = fully_shard(nn.Linear(4, 4), mesh=mesh)
+        with tide.enable(model, strict=True):
+            model(torch.randn(2, 4)).sum().backward()
+        counts.append((len(open_cores()), len(os.listdir("/proc/self/task"))))
+        del model, mesh
+        dist.destroy_process_group(process_group)
+        del process_group
+        gc.collect()
+    assert counts[3] == counts[2] == counts[1], counts
+
+
+def test_destroyed_process_groups_leave_nothing(ranks: Ranks) -> None:
+    ranks(2).run(destroyed_groups)
 
 
 def one_collective(context: Context) -> None:

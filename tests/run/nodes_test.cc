@@ -87,6 +87,19 @@ TEST(Nodes, FewTopologies) {
   }
 }
 
+// k beyond the other nodes asks for no more memory than k = M - 1.
+TEST(Nodes, WideRoundsTakeNoMoreMemory) {
+  CommunicatorOptions options;
+  options.nodes = 2;
+  options.reduce_scatter.round_width = 1 << 30;
+  options.memory_limit_bytes = 16 << 20;
+  RunCommunicators(4, options, [](Communicator& comm) {
+    const int group = comm.RegisterGroup("g", {{"p", 100, 5, DType::kBF16}});
+    comm.Reserve({{group, {0}, {DType::kBF16}, DType::kF32}});
+    comm.Barrier();
+  });
+}
+
 class Topologies : public ::testing::TestWithParam<std::pair<int, int>> {
  protected:
   Topology topology() const { return {GetParam().first, GetParam().second}; }

@@ -1,6 +1,7 @@
 // Node-shared landings: written once, but a rank's own changes stay its own. Every case runs also
 // with sharing switched off, where the same must hold.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -92,6 +93,22 @@ TEST(SharedLanding, ALargeLandingThatWasChangedAllOver) {
     Gather(comm, group, segment, 2);
     EXPECT_TRUE(Equal(segment, Gathered(comm.layout(group), DType::kU8, segment, 2)));
     comm.Barrier();
+  });
+}
+
+// A program may lock its memory after set-up (mlockall): every page of a private mapping is then an
+// own copy.
+TEST(SharedLanding, LockedInMemoryAfterSetUp) {
+  ForBoth(2, [](Communicator& comm) {
+    const int group = comm.RegisterGroup("g", {{"p", 2000, 5, DType::kF32}});
+    const SegmentView segment = AddLanding(comm, group, SegmentKind::kNodeShared);
+    ASSERT_EQ(mlock(segment.address, static_cast<size_t>(segment.bytes)), 0);
+    for (const unsigned seed : {1U, 2U}) {
+      Gather(comm, group, segment, seed);
+      EXPECT_TRUE(Equal(segment, Gathered(comm.layout(group), DType::kF32, segment, seed)));
+      std::memset(static_cast<char*>(segment.address) + CanaryBytes(), comm.rank(), 100);
+      comm.Barrier();
+    }
   });
 }
 

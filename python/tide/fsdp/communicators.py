@@ -67,7 +67,8 @@ def check_agreement(
     Raises:
         tide.Error: the first rank's failure, or "mismatch"; the same on all ranks.
     """
-    text = json.dumps(signature, sort_keys=True)
+    # An option of a wrong type must not end this rank before the others hear of it.
+    text = json.dumps(signature, sort_keys=True, default=repr)
     answers = exchange_objects((text, failure), process_group)
     own = process_group.rank()
     for rank, (_, failed) in enumerate(answers):
@@ -176,6 +177,12 @@ _Key = tuple[str, int | None, str]
 _channels: dict[_Key, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
 
 
+def _close_orphans() -> None:
+    """Closes the communicators whose process groups were destroyed. Local: nobody can call them."""
+    for key in [key for key, (process_group, _) in _channels.items() if process_group() is None]:
+        _channels.pop(key)[1].core.close()
+
+
 def channel_for(
     process_group: dist.ProcessGroup,
     timeout: float | None = None,
@@ -194,6 +201,7 @@ def channel_for(
         tide.Error: "unsupported" if its ranks do not share memory; "invalid_argument" if nodes do
             not divide them.
     """
+    _close_orphans()
     key = (process_group.group_name, nodes, mode)
     known = _channels.get(key)
     same = known is not None and known[0]() is process_group
@@ -201,7 +209,7 @@ def channel_for(
     if same and not any(exchange_objects(known[1].core.poisoned, process_group)):
         return known[1]
     if known is not None:
-        # Failed, or of an earlier process group of that name, destroyed since.
+        # Failed, or of an earlier process group of that name.
         known[1].core.close()
     seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group)
     channel = Channel(process_group, seconds, nodes, mode)

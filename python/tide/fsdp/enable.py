@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 _MODES = ("auto", "in_place", "slot_reuse")
 
 
+def _is_timeout(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0 and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    """Whether the core can take ``value`` as a number of things: it fits into an int."""
+    return type(value) is int and 0 < value < 2**31
+
+
 @dataclass(frozen=True)
 class Options:
     """What the caller of ``tide.enable`` asked for; see there."""
@@ -49,9 +58,9 @@ class Options:
         if unknown or not self.collectives:
             wanted = ", ".join(COLLECTIVES)
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
-        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
+        if self.timeout is not None and not _is_timeout(self.timeout):
             return f"timeout must be a positive number of seconds, not {self.timeout!r}"
-        if self.nodes is not None and not (type(self.nodes) is int and self.nodes > 0):
+        if self.nodes is not None and not _is_count(self.nodes):
             return f"nodes must be a positive whole number, not {self.nodes!r}"
         return settings.problem()
 

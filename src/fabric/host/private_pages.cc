@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "tide/error.h"
 
@@ -21,6 +22,16 @@ bool IsOwnCopy(uint64_t entry) {
   constexpr uint64_t kSwapped = uint64_t{1} << 62;
   constexpr uint64_t kOfFile = uint64_t{1} << 61;
   return (entry & (kPresent | kSwapped)) != 0 && (entry & kOfFile) == 0;
+}
+
+// Pages that the program has locked in memory (mlockall) can be dropped since Linux 5.18, by a name
+// that older headers don't have.
+void Drop(char* address, int64_t bytes) {
+  constexpr int kDontNeedLocked = 24;  // MADV_DONTNEED_LOCKED
+  const auto length = static_cast<size_t>(bytes);
+  if (madvise(address, length, MADV_DONTNEED) == 0) return;
+  if (errno == EINVAL && madvise(address, length, kDontNeedLocked) == 0) return;
+  internal::ThrowErrno("dropping changed pages of a landing (are they locked in memory?)");
 }
 
 }  // namespace
@@ -48,10 +59,7 @@ int64_t PrivatePages::Revert(char* address, int64_t bytes) {
     auto run = std::find_if(entries_.begin(), end, IsOwnCopy);
     while (run != end) {
       const auto run_end = std::find_if_not(run, end, IsOwnCopy);
-      char* start = address + (done + (run - entries_.begin())) * page_bytes;
-      if (madvise(start, static_cast<size_t>((run_end - run) * page_bytes), MADV_DONTNEED) != 0) {
-        internal::ThrowErrno("dropping changed pages of a landing (are they locked in memory?)");
-      }
+      Drop(address + (done + (run - entries_.begin())) * page_bytes, (run_end - run) * page_bytes);
       dropped += run_end - run;
       run = std::find_if(run_end, end, IsOwnCopy);
     }
