@@ -15,23 +15,26 @@ function(tide_target_options target)
     "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>")
   set_target_properties(${target} PROPERTIES
     POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON)
-  target_compile_options(${target} PRIVATE
-    -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off
+  set(cxx_flags -Wall -Wextra -Wconversion -Wshadow -ffp-contract=off
     $<$<BOOL:${TIDE_WERROR}>:-Werror>)
+  set(cuda_flags -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off
+    $<$<BOOL:${TIDE_WERROR}>:--Werror=all-warnings>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # g++ 12 sees overlap in std::string's own operator+ (GCC bug 105651).
-    target_compile_options(${target} PRIVATE -Wno-restrict)
+    list(APPEND cxx_flags -Wno-restrict)
   endif()
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
     # The portable baseline; wider instructions are chosen at run time, kernel by kernel.
-    target_compile_options(${target} PRIVATE -march=x86-64-v2)
+    list(APPEND cxx_flags -march=x86-64-v2)
   endif()
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:${cxx_flags}>" "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_flags}>")
   if(TIDE_SANITIZE)
     set(flags -fsanitize=${TIDE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1)
     target_compile_options(${target} PRIVATE ${flags})
     target_link_options(${target} PUBLIC ${flags})
   else()
-    target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
+    target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-O3>)
   endif()
 endfunction()
 

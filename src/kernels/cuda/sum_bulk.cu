@@ -1,0 +1,214 @@
+// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, eight warps add.
+// (Paper, section 4.1: the warp-specialised pipeline.)
+//
+// A slot holds one source of one tile, so that the ring serves any number of sources and holds as
+// many bytes in flight for two as for eight. A slot's pair of barriers: `full` completes when its
+// bytes have landed, `empty` when all eight warps have taken their quads into registers. Every
+// warp passes the same slots in the same order as the producer. Nobody waits for another block or
+// for another GPU.
+#include <algorithm>
+
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/sum_kernels.cuh"
+#include "kernels/cuda/sum_tile.cuh"
+
+namespace tide::kernels::cuda::internal {
+namespace {
+
+constexpr int kAddWarps = 8;
+constexpr int kAddThreads = kAddWarps * kWarpThreads;
+constexpr int kBulkThreads = kAddThreads + kWarpThreads;  // and the producer's warp
+constexpr uint32_t kMaxSlots = 12;
+constexpr uint32_t kMinSlots = 4;
+constexpr uint32_t kBarrierBytes = 256;
+static_assert(2 * kMaxSlots * sizeof(uint64_t) <= kBarrierBytes);
+// A warp's share of a tile as fp32, twice: one is filled while the other is read.
+constexpr uint32_t kSinkBuffers = 2;
+constexpr uint32_t kSinkBytes = kTileBytes / 2 * 4 / kAddWarps;
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// A position in the ring and the parity of its turn.
+struct Cursor {
+  uint32_t slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Next(uint32_t n_slots) {
+    if (++slot == n_slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+struct Ring {
+  uint64_t* full;
+  uint64_t* empty;
+  uint8_t* slots;
+  uint32_t n_slots;
+
+  __device__ __forceinline__ Ring(uint8_t* shared, uint32_t slot_count)
+      : full(reinterpret_cast<uint64_t*>(shared)),
+        empty(full + kMaxSlots),
+        slots(shared + kBarrierBytes),
+        n_slots(slot_count) {}
+
+  __device__ __forceinline__ void Init() {
+    for (uint32_t slot = 0; slot < n_slots; ++slot) {
+      InitBarrier(full + slot, 1);
+      InitBarrier(empty + slot, kAddWarps);
+    }
+    FenceBarrierInit();
+  }
+
+  __device__ __forceinline__ uint8_t* Slot(uint32_t slot) { return slots + slot * kTileBytes; }
+};
+
+// One thread. The first turn of `empty` counts as complete: waiting for the parity before it
+// succeeds at once.
+__device__ __forceinline__ void Produce(const LaunchArgs& args, const uint8_t* const* bases,
+                                        Ring& ring) {
+  Cursor at;
+  for (Walk walk(args, bases); !walk.AtEnd(); walk.Next()) {
+    const Tile tile = walk.tile();
+    const int64_t elem_bytes = Bytes(walk.item().src_dtype);
+    const auto bytes = static_cast<uint32_t>((tile.body_end - tile.body_begin) * elem_bytes);
+    if (bytes == 0) continue;
+    for (uint32_t s = 0; s < walk.item().n_sources; ++s) {
+      WaitBarrier(ring.empty + at.slot, at.parity ^ 1);
+      ArriveExpecting(ring.full + at.slot, bytes);
+      BulkLoad(ring.Slot(at.slot), walk.source(s) + tile.body_begin * elem_bytes, bytes,
+               ring.full + at.slot);
+      at.Next(ring.n_slots);
+    }
+  }
+}
+
+class RingSource {
+ public:
+  static constexpr int kThreads = kAddThreads;
+  static constexpr bool kAhead = false;  // the ring is ahead
+
+  __device__ __forceinline__ explicit RingSource(Ring& ring) : ring_(ring) {}
+
+  template <class In>
+  static __device__ __forceinline__ float LoadOne(const typename In::Scalar* from) {
+    return In::Load(from);
+  }
+
+  // Past the end of a short body this reads what an earlier tile left: those quads are not stored.
+  template <class In, int kQuads>
+  __device__ __forceinline__ void Load(const Walk& /*walk*/, const Tile& /*tile*/, uint32_t /*s*/,
+                                       typename In::Quad (&quads)[kQuads]) {
+    WaitBarrier(ring_.full + at_.slot, at_.parity);
+    const auto* from = reinterpret_cast<const typename In::Quad*>(ring_.Slot(at_.slot));
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      quads[u] = from[FirstQuad<In, kThreads>() + u * kWarpThreads];
+    }
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) Arrive(ring_.empty + at_.slot);
+    at_.Next(ring_.n_slots);
+  }
+
+ private:
+  Ring& ring_;
+  Cursor at_;
+};
+
+// A warp's results leave through two buffers of its own; lane 0 issues the copies.
+class BulkSink {
+ public:
+  __device__ __forceinline__ explicit BulkSink(uint8_t* buffers)
+      : buffers_(buffers + Warp() * kSinkBuffers * kSinkBytes) {}
+
+  // Waits until the copy before the last has read its buffer, which is filled next.
+  __device__ __forceinline__ void Begin() {
+    if (Lane() == 0) WaitStoresRead<kSinkBuffers - 1>();
+    __syncwarp();
+  }
+
+  template <class Out>
+  __device__ __forceinline__ void Put(typename Out::Quad* /*to*/, int /*index*/, int u,
+                                      typename Out::Quad quad) {
+    auto* buffer = reinterpret_cast<typename Out::Quad*>(Buffer());
+    buffer[u * kWarpThreads + Lane()] = quad;
+  }
+
+  template <class Out, class In>
+  __device__ __forceinline__ void End(typename Out::Quad* to, int n_quads) {
+    constexpr int kShare = kQuadsAThread<In, kAddThreads> * kWarpThreads;
+    const int first = Warp() * kShare;
+    const int mine = min(n_quads - first, kShare);
+    if (mine <= 0) return;
+    FenceSharedForBulk();
+    __syncwarp();
+    if (Lane() == 0) {
+      BulkStore(to + first, Buffer(), static_cast<uint32_t>(mine * sizeof(typename Out::Quad)));
+    }
+    filling_ ^= 1;
+  }
+
+  // Before the block ends and its shared memory with it.
+  __device__ __forceinline__ void Finish() { WaitStores(); }
+
+ private:
+  static __device__ __forceinline__ int Warp() { return threadIdx.x / kWarpThreads; }
+  static __device__ __forceinline__ int Lane() { return threadIdx.x % kWarpThreads; }
+  __device__ __forceinline__ uint8_t* Buffer() { return buffers_ + filling_ * kSinkBytes; }
+
+  uint8_t* buffers_;
+  uint32_t filling_ = 0;
+};
+
+template <bool kStore>
+__device__ __forceinline__ void SumBulk(const LaunchArgs& args, const uint8_t* const* bases) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  Ring ring(shared, args.n_slots);
+  if (threadIdx.x == 0) ring.Init();
+  __syncthreads();
+  if (threadIdx.x >= kAddThreads) {
+    if (threadIdx.x == kAddThreads) Produce(args, bases, ring);
+    return;
+  }
+  RingSource source(ring);
+  if constexpr (kStore) {
+    BulkSink sink(ring.Slot(ring.n_slots));
+    SumTiles(args, bases, source, sink);
+    sink.Finish();
+  } else {
+    DirectSink sink;
+    SumTiles(args, bases, source, sink);
+  }
+}
+
+#endif
+
+template <int kBases, bool kStore>
+__global__ void __launch_bounds__(kBulkThreads, 1)
+    tide_sum_bulk(const __grid_constant__ LaunchParams<kBases> params) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  SumBulk<kStore>(params.args, params.bases);
+#endif
+}
+
+template <bool kStore>
+const void* Function(bool many) {
+  return many ? reinterpret_cast<const void*>(tide_sum_bulk<kManyBases, kStore>)
+              : reinterpret_cast<const void*>(tide_sum_bulk<kFewBases, kStore>);
+}
+
+}  // namespace
+
+Kernel BulkKernel(bool many, bool store) {
+  return {store ? Function<true>(many) : Function<false>(many), kBulkThreads};
+}
+
+BulkMemory FitBulkMemory(int64_t limit_bytes, bool store) {
+  const int64_t fixed = kBarrierBytes + (store ? kAddWarps * kSinkBuffers * kSinkBytes : 0);
+  const int64_t slots = std::min<int64_t>((limit_bytes - fixed) / kTileBytes, kMaxSlots);
+  if (slots < kMinSlots) return {};
+  return {static_cast<uint32_t>(slots), static_cast<uint32_t>(fixed + slots * kTileBytes)};
+}
+
+}  // namespace tide::kernels::cuda::internal

@@ -1,0 +1,32 @@
+// The kernels of a sum, one for each path, as launches see them. A kernel takes one
+// LaunchParams<kFewBases> or, `many`, LaunchParams<kManyBases>.
+#ifndef TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_
+#define TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/table.h"
+
+namespace tide::kernels::cuda::internal {
+
+struct Kernel {
+  const void* function = nullptr;
+  int threads = 0;
+};
+
+Kernel PlainKernel(bool many);
+Kernel MulticastKernel(bool many);
+// `store`: results leave by bulk copies too.
+Kernel BulkKernel(bool many, bool store);
+Kernel ZeroKernel(bool many);
+
+// The ring of the bulk path within `limit_bytes` of shared memory; no slots if it is too little.
+struct BulkMemory {
+  uint32_t slots = 0;
+  uint32_t bytes = 0;
+};
+BulkMemory FitBulkMemory(int64_t limit_bytes, bool store);
+
+}  // namespace tide::kernels::cuda::internal
+
+#endif  // TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_

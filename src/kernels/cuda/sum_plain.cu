@@ -1,0 +1,120 @@
+// Sums with ordinary loads, on every GPU, and through a multicast address.
+#include "kernels/cuda/sum_kernels.cuh"
+#include "kernels/cuda/sum_tile.cuh"
+
+namespace tide::kernels::cuda::internal {
+namespace {
+
+constexpr int kPlainThreads = 512;
+
+// Each source passes once: loads bypass the first-level cache and leave the second early.
+struct GlobalSource {
+  static constexpr int kThreads = kPlainThreads;
+  static constexpr bool kAhead = true;
+
+  template <class In>
+  static __device__ __forceinline__ float LoadOne(const typename In::Scalar* from) {
+    return In::Load(from);
+  }
+
+  template <class In, int kQuads>
+  __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
+                                       typename In::Quad (&quads)[kQuads]) {
+    const auto* from = reinterpret_cast<const typename In::Quad*>(
+        walk.source(s) + tile.body_begin * In::kBytes);
+    const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      const int index = FirstQuad<In, kThreads>() + u * kWarpThreads;
+      quads[u] = index < n_quads ? __ldcs(from + index) : typename In::Quad{};
+    }
+  }
+};
+
+// The switch adds what the GPUs of the multicast group have at this address. (Paper, section 4.2:
+// multimem.ld_reduce.relaxed.sys.global.add.v4.f32.)
+struct MulticastSource {
+  static constexpr int kThreads = kPlainThreads;
+  static constexpr bool kAhead = false;  // there is one source
+
+  template <class In>
+  static __device__ __forceinline__ float LoadOne(const typename In::Scalar* from) {
+    float value = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.f32 %0, [%1];"
+                 : "=f"(value)
+                 : "l"(from)
+                 : "memory");
+#endif
+    return value;
+  }
+
+  template <class In, int kQuads>
+  __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
+                                       typename In::Quad (&quads)[kQuads]) {
+    const auto* from = reinterpret_cast<const typename In::Quad*>(
+        walk.source(s) + tile.body_begin * In::kBytes);
+    const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      const int index = FirstQuad<In, kThreads>() + u * kWarpThreads;
+      quads[u] = {};
+      if (index < n_quads) LoadFour(from + index, quads[u]);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void LoadFour(const float4* from, float4& quad) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(quad.x), "=f"(quad.y), "=f"(quad.z), "=f"(quad.w)
+                 : "l"(from)
+                 : "memory");
+#endif
+  }
+};
+
+template <int kBases>
+__global__ void __launch_bounds__(kPlainThreads)
+    tide_sum_plain(const __grid_constant__ LaunchParams<kBases> params) {
+  GlobalSource source;
+  DirectSink sink;
+  SumTiles(params.args, params.bases, source, sink);
+}
+
+// All sources are fp32.
+template <int kBases>
+__global__ void __launch_bounds__(kPlainThreads)
+    tide_land_multicast(const __grid_constant__ LaunchParams<kBases> params) {
+  MulticastSource source;
+  DirectSink sink;
+  for (Walk walk(params.args, params.bases); !walk.AtEnd(); walk.Next()) {
+    switch (walk.item().dst_dtype) {
+      case DType::kBF16:
+        SumTile<BF16, F32>(params.args, walk, source, sink);
+        break;
+      case DType::kF16:
+        SumTile<F16, F32>(params.args, walk, source, sink);
+        break;
+      default:
+        SumTile<F32, F32>(params.args, walk, source, sink);
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+Kernel PlainKernel(bool many) {
+  return {many ? reinterpret_cast<const void*>(tide_sum_plain<kManyBases>)
+               : reinterpret_cast<const void*>(tide_sum_plain<kFewBases>),
+          kPlainThreads};
+}
+
+Kernel MulticastKernel(bool many) {
+  return {many ? reinterpret_cast<const void*>(tide_land_multicast<kManyBases>)
+               : reinterpret_cast<const void*>(tide_land_multicast<kFewBases>),
+          kPlainThreads};
+}
+
+}  // namespace tide::kernels::cuda::internal
