@@ -7,17 +7,19 @@ TORCH ?= torch>=2.13,<2.14
 BUILD ?= build
 BUILD_TYPE ?= RelWithDebInfo
 WERROR ?= OFF
+CUDA ?= AUTO
 SANITIZE ?= address,undefined
 JOBS ?= $(shell nproc)
 TEST_ARGS ?=
-export PYTHON TORCH BUILD JOBS
+export PYTHON TORCH BUILD JOBS CUDA
 
 PY := .venv/bin/python
 STORAGE := $(wildcard bindings/torch_storage.cc)
 STORAGE_PY := $(wildcard python/tide/fsdp/storage.py)
 
 CONFIGURE = cmake -G Ninja -S . -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTIDE_BUILD_TESTS=ON \
-	-DTIDE_WERROR=$(WERROR) -DPython_EXECUTABLE=$(CURDIR)/$(PY) --log-level=WARNING
+	-DTIDE_WERROR=$(WERROR) -DTIDE_BUILD_CUDA=$(CUDA) -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
+	--log-level=WARNING
 
 .PHONY: build setup configure compile test test-all check sanitize lint format bench demo clean help
 
@@ -68,7 +70,7 @@ format: setup  ## repair format and style
 
 bench: build  ## compile and run the C++ micro-benchmarks, print the table of the bench
 	@cmake -G Ninja -S . -B $(BUILD)/bench -DTIDE_BUILD_BENCH=ON -DTIDE_BUILD_TESTS=OFF \
-		-DTIDE_BUILD_PYTHON=OFF --log-level=WARNING
+		-DTIDE_BUILD_PYTHON=OFF -DTIDE_BUILD_CUDA=$(CUDA) --log-level=WARNING
 	@cmake --build $(BUILD)/bench --parallel $(JOBS)
 	@for binary in $$(find $(BUILD)/bench -name '*_bench' -type f -perm -u+x); do \
 		"$$binary" $(BENCH_ARGS) || exit 1; done
@@ -83,4 +85,4 @@ clean:  ## remove everything that was compiled; .venv stays
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /  make \1\t/' | expand -t 18
-	@echo "Variables: PYTHON TORCH BUILD BUILD_TYPE WERROR JOBS TEST_ARGS BENCH_ARGS"
+	@echo "Variables: PYTHON TORCH BUILD BUILD_TYPE WERROR CUDA JOBS TEST_ARGS BENCH_ARGS"

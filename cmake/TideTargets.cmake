@@ -3,7 +3,7 @@
 #   tide_library(<name> SRCS ... [DEPS ...])        static library tide_<name>, alias tide::<name>
 #   tide_test(<name> SRCS ... [DEPS ...] [TIMEOUT seconds])
 #                                                   gtest binary <name>_test, known to ctest
-#   tide_bench(<name> SRCS ... [DEPS ...])          Google Benchmark binary <name>_bench
+#   tide_bench(<name> SRCS ... [DEPS ...])          program <name>_bench that measures
 #   tide_python_module(<name> SRCS ... [DEPS ...])  nanobind module tide.<name>
 #
 # Sources are listed one by one. Flags are set per target; nothing global is touched.
@@ -89,7 +89,7 @@ function(tide_bench name)
   tide_target_options(${target})
   set_target_properties(${target} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bench/bin")
-  target_link_libraries(${target} PRIVATE ${arg_DEPS} benchmark::benchmark_main Threads::Threads)
+  target_link_libraries(${target} PRIVATE ${arg_DEPS} Threads::Threads)
 endfunction()
 
 function(tide_python_module name)

@@ -24,7 +24,7 @@ for folder in python tests scripts bench examples; do
 done
 
 if [ "${1:-}" = --fix ]; then
-  list '*.h' '*.cc' | xargs -0 -r clang-format -i
+  list '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0 -r clang-format -i
   "$venv/ruff" check --fix --quiet "${python_folders[@]}" || true
   "$venv/ruff" format --quiet "${python_folders[@]}"
   exit
@@ -38,7 +38,7 @@ step() {
   "$@" || failed+=("$name")
 }
 
-format_check() { list '*.h' '*.cc' | xargs -0 -r clang-format --dry-run --Werror; }
+format_check() { list '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0 -r clang-format --dry-run --Werror; }
 
 # Warnings of system headers are counted on stderr; only findings in our tree are of interest.
 # -Wno-unknown-warning-option: the database was written for another compiler.

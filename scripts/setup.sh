@@ -6,6 +6,7 @@
 #
 # PYTHON  the interpreter that .venv is made from (default python3)
 # TORCH   the requirement given to pip when .venv has no torch (default torch>=2.13,<2.14)
+# CUDA    ON: installs nvcc into .venv (scripts/requirements-cuda.txt) if this machine has none
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -86,6 +87,26 @@ install_python() {
   echo "$wanted" >"$stamp"
 }
 
+# What cmake/TideCuda.cmake finds.
+has_nvcc() {
+  local nvcc
+  for nvcc in "$(command -v nvcc)" /usr/local/cuda/bin/nvcc \
+    "$venv"/lib/python3*/site-packages/nvidia/cu*/bin/nvcc; do
+    [ ! -x "$nvcc" ] || return 0
+  done
+  return 1
+}
+
+install_cuda() {
+  if [ "${CUDA:-AUTO}" != ON ] || has_nvcc; then
+    return
+  fi
+  echo "setup: installing scripts/requirements-cuda.txt"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -r scripts/requirements-cuda.txt ||
+    die "pip could not install nvcc; install the CUDA toolkit 12.1 or newer, or set CUDA=OFF"
+}
+
 mode="${1:-build}"
 case "$mode" in
   build | lint) ;;
@@ -94,3 +115,4 @@ esac
 command -v "$python" >/dev/null || die "no interpreter '$python'; set PYTHON= to a Python >= 3.10"
 install_packages "$mode"
 install_python
+install_cuda

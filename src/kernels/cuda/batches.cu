@@ -47,8 +47,7 @@ class DeviceTable {
                   const LaunchArgs& args, Stream stream) const {
     LaunchParams<kBases> params;
     params.args = args;
-    params.args.tile_items =
-        reinterpret_cast<const uint32_t*>(memory_.data() + part.tile_items_at);
+    params.args.tile_items = reinterpret_cast<const uint32_t*>(memory_.data() + part.tile_items_at);
     params.args.items = reinterpret_cast<const TableItem*>(memory_.data() + part.items_at);
     params.args.operands = reinterpret_cast<const TableOperand*>(memory_.data() + part.operands_at);
     params.args.n_tiles = part.n_tiles;
@@ -88,7 +87,8 @@ SumPath ChoosePath(SumPath wanted, int64_t shared_limit) {
   const auto refuse = [&](int needed) {
     throw Error(ErrorCode::kUnsupported,
                 std::string("the path ") + Name(wanted) + " needs compute capability " +
-                    std::to_string(needed / 10) + ".0 or newer and shared memory for its ring, got " +
+                    std::to_string(needed / 10) +
+                    ".0 or newer and shared memory for its ring, got " +
                     std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
                     " with " + std::to_string(shared_limit) +
                     " bytes a block; use SumPath::kAuto, or the stock path below 8.0");

@@ -24,7 +24,10 @@ __device__ __forceinline__ void FenceBarrierInit() {
 
 // Arrives; everything that this thread did before happens before the wait of the other side.
 __device__ __forceinline__ void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(SharedAddress(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+               :
+               : "r"(SharedAddress(barrier))
+               : "memory");
 }
 
 // Arrives, and keeps the phase open until `bytes` more bytes have landed.

@@ -20,7 +20,8 @@ inline void CheckCuda(cudaError_t status, const std::string& what) {
                                  status == cudaErrorNoKernelImageForDevice
                              ? ErrorCode::kUnsupported
                              : ErrorCode::kInternal;
-  throw Error(code, what + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")");
+  throw Error(code,
+              what + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")");
 }
 
 inline int Attribute(cudaDeviceAttr attribute) {

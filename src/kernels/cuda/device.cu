@@ -1,6 +1,5 @@
-#include "kernels/cuda/device.h"
-
 #include "kernels/cuda/cuda_error.cuh"
+#include "kernels/cuda/device.h"
 
 namespace tide::kernels::cuda {
 

@@ -39,8 +39,8 @@ struct Operand {
 // dst = [dst +] scale * (fp32 sum of the sources in the listed order). dst may coincide exactly
 // with a source of its type; other overlaps within a batch are not allowed.
 struct SumItem {
-  Operand dst;
-  std::vector<Operand> sources;  // at least one
+  Operand dst = {};
+  std::vector<Operand> sources = {};  // at least one
   int64_t elems = 0;
   DType dst_dtype = DType::kF32;
   DType src_dtype = DType::kF32;
@@ -91,7 +91,7 @@ class SumBatch {
 };
 
 struct ZeroItem {
-  Operand dst;
+  Operand dst = {};
   int64_t bytes = 0;
 };
 

@@ -72,9 +72,7 @@ struct BF16 {
   }
 
  private:
-  static __device__ __forceinline__ float Low(uint32_t pair) {
-    return __uint_as_float(pair << 16);
-  }
+  static __device__ __forceinline__ float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
   static __device__ __forceinline__ float High(uint32_t pair) {
     return __uint_as_float(pair & 0xFFFF0000u);
   }

@@ -20,8 +20,8 @@ struct GlobalSource {
   template <class In, int kQuads>
   __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
                                        typename In::Quad (&quads)[kQuads]) {
-    const auto* from = reinterpret_cast<const typename In::Quad*>(
-        walk.source(s) + tile.body_begin * In::kBytes);
+    const auto* from =
+        reinterpret_cast<const typename In::Quad*>(walk.source(s) + tile.body_begin * In::kBytes);
     const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
 #pragma unroll
     for (int u = 0; u < kQuads; ++u) {
@@ -52,8 +52,8 @@ struct MulticastSource {
   template <class In, int kQuads>
   __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
                                        typename In::Quad (&quads)[kQuads]) {
-    const auto* from = reinterpret_cast<const typename In::Quad*>(
-        walk.source(s) + tile.body_begin * In::kBytes);
+    const auto* from =
+        reinterpret_cast<const typename In::Quad*>(walk.source(s) + tile.body_begin * In::kBytes);
     const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
 #pragma unroll
     for (int u = 0; u < kQuads; ++u) {

@@ -46,7 +46,8 @@ class PartBuilder {
       added.push_back(MakeOperand(source, item.src_dtype));
     }
     if (part_.bases.size() > max_bases_) {
-      for (size_t slot = n_bases; slot < part_.bases.size(); ++slot) slots_.erase(part_.bases[slot]);
+      for (size_t slot = n_bases; slot < part_.bases.size(); ++slot)
+        slots_.erase(part_.bases[slot]);
       part_.bases.resize(n_bases);
       part_.alignments.resize(n_bases);
       return false;
@@ -110,9 +111,9 @@ Table MakeTable(const std::vector<SumItem>& items, size_t max_bases) {
     if (!builder.empty()) builder.MoveTo(table);
     builder = PartBuilder(max_bases);
     if (!builder.Add(item)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "an item has at most " + std::to_string(max_bases) + " base pointers, got " +
-                      std::to_string(item.sources.size() + 1));
+      throw Error(ErrorCode::kInvalidArgument, "an item has at most " + std::to_string(max_bases) +
+                                                   " base pointers, got " +
+                                                   std::to_string(item.sources.size() + 1));
     }
   }
   if (!builder.empty()) builder.MoveTo(table);

@@ -46,11 +46,12 @@ struct TableItem {
 
 // One launch: the items whose bases fit into its parameters.
 struct Part {
-  size_t tile_items_at = 0;  // byte offsets of the tables: uint32_t[n_tiles], the item of each tile,
-  size_t items_at = 0;       // TableItem[],
-  size_t operands_at = 0;    // TableOperand[]
+  size_t tile_items_at =
+      0;                   // byte offsets of the tables: uint32_t[n_tiles], the item of each tile,
+  size_t items_at = 0;     // TableItem[],
+  size_t operands_at = 0;  // TableOperand[]
   int64_t n_tiles = 0;
-  std::vector<int> bases;         // slot -> number of the base pointer
+  std::vector<int> bases;          // slot -> number of the base pointer
   std::vector<size_t> alignments;  // slot -> what the base pointer must be a multiple of
 };
 
