@@ -31,13 +31,15 @@ class Fabric;
 
 enum class FabricKind : uint8_t {
   kHost,  // CPU processes or threads of one machine
-  kNccl,  // a GPU a process
+  kNccl,  // a GPU a process; see nccl::MakeNcclFabric
 };
 
 struct CommunicatorOptions {
   FabricKind fabric = FabricKind::kHost;
   // kNccl: index of the GPU as CUDA counts. -1: the current one.
   int device = -1;
+  // kNccl: path of libnccl.so.2. Empty: the one that the process has loaded.
+  std::string nccl_library;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).
@@ -127,8 +129,8 @@ struct TraceSpan {
 
 class Communicator {
  public:
-  // Collective. Throws Error(kUnsupported) on every rank if the fabric can't be had: for kHost the
-  // ranks must share one machine's memory. On kNccl the bootstrap outlives the communicator.
+  // Collective. Throws Error(kUnsupported) on every rank if the fabric can't be had: the
+  // ranks must share one machine's memory.
   Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options);
   // On a fabric that was made with the same options.
   Communicator(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options);

@@ -11,9 +11,6 @@
 
 #include "fabric/fabric.h"
 #include "fabric/host/host_fabric.h"
-#ifdef TIDE_WITH_NCCL
-#include "fabric/nccl/make_fabric.h"
-#endif
 #include "run/arena.h"
 #include "run/call_key.h"
 #include "tide/error.h"
@@ -60,13 +57,10 @@ std::unique_ptr<Fabric> MakeFabric(Bootstrap& bootstrap, const CommunicatorOptio
   if (options.fabric == FabricKind::kHost) {
     return std::make_unique<host::HostFabric>(bootstrap, options);
   }
-#ifdef TIDE_WITH_NCCL
-  return nccl::MakeNcclFabric(bootstrap, options);
-#else
+  // This library is free of CUDA, so that it is the same on every machine.
   throw Error(ErrorCode::kUnsupported,
-              "this build of TIDE has no nccl fabric: nvcc or NCCL's headers were missing; see the "
-              "messages of `make configure`");
-#endif
+              "a communicator on GPUs is made with the fabric of nccl::MakeNcclFabric "
+              "(tide::fabric_nccl_cuda); this build, or this program, has none");
 }
 
 class TraceRecorder final : public TraceSink {
