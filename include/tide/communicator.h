@@ -129,8 +129,8 @@ struct TraceSpan {
 
 class Communicator {
  public:
-  // Collective. Throws Error(kUnsupported) on every rank if the fabric can't be had: the
-  // ranks must share one machine's memory.
+  // Collective, on the host fabric. Throws Error(kUnsupported) on every rank if the ranks do not
+  // share one machine's memory.
   Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options);
   // On a fabric that was made with the same options.
   Communicator(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options);

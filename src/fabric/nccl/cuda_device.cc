@@ -37,15 +37,16 @@ void FindEntry(const char* name, Function* function) {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-  CheckCuda(cudaGetDriverEntryPointByVersion(name, &entry, kDriverVersion, cudaEnableDefault, &found),
-            name);
+  CheckCuda(
+      cudaGetDriverEntryPointByVersion(name, &entry, kDriverVersion, cudaEnableDefault, &found),
+      name);
 #else
   CheckCuda(cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found), name);
 #endif
   if (found != cudaDriverEntryPointSuccess || entry == nullptr) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the CUDA driver has no {}; expected a driver for CUDA 12.5 or newer",
-                            name));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("the CUDA driver has no {}; expected a driver for CUDA 12.5 or newer", name));
   }
   *function = reinterpret_cast<Function>(entry);
 }
@@ -139,11 +140,11 @@ class CudaDevice final : public Device {
 
   void Copy(std::span<const CopyArgs> batch, Stream stream) override;
   void CopyPitched(const PitchedArgs& copy, Stream stream) override {
-    CheckCuda(cudaMemcpy2DAsync(copy.dst, static_cast<size_t>(copy.dst_pitch), copy.src,
-                                static_cast<size_t>(copy.src_pitch),
-                                static_cast<size_t>(copy.row_bytes), static_cast<size_t>(copy.rows),
-                                cudaMemcpyDefault, ToCuda(stream)),
-              "a pitched copy");
+    CheckCuda(
+        cudaMemcpy2DAsync(copy.dst, static_cast<size_t>(copy.dst_pitch), copy.src,
+                          static_cast<size_t>(copy.src_pitch), static_cast<size_t>(copy.row_bytes),
+                          static_cast<size_t>(copy.rows), cudaMemcpyDefault, ToCuda(stream)),
+        "a pitched copy");
   }
   void MemoryOps(std::span<const MemoryOp> batch, Stream stream) override;
 

@@ -1,4 +1,5 @@
-// The GPU of this rank through CUDA's runtime, linked statically, and the driver, found at run time.
+// The GPU of this rank through CUDA's runtime, linked statically, and the driver, found at run
+// time.
 #ifndef TIDE_FABRIC_NCCL_CUDA_DEVICE_H_
 #define TIDE_FABRIC_NCCL_CUDA_DEVICE_H_
 

@@ -79,9 +79,9 @@ class Communicator final : public NcclCommunicator {
     Check(table_->GroupStart(), "starting a group");
     for (const Transfer& transfer : transfers) {
       if (transfer.bytes == 0) {
-        Check(table_->Signal(transfer.peer, transfer.signal, transfer.context, 0, comm_,
-                             cuda_stream),
-              "a signal");
+        Check(
+            table_->Signal(transfer.peer, transfer.signal, transfer.context, 0, comm_, cuda_stream),
+            "a signal");
         continue;
       }
       Check(table_->PutSignal(transfer.src, static_cast<size_t>(transfer.bytes), ncclUint8,
@@ -143,9 +143,8 @@ class Library final : public NcclLibrary {
     void* address = nullptr;
     const ncclResult_t result = table_->MemAlloc(&address, static_cast<size_t>(bytes));
     if (result != ncclSuccess) {
-      throw Error(ErrorCode::kOutOfMemory,
-                  fmt::format("NCCL could not allocate {} bytes: {}", bytes,
-                              table_->GetLastError(nullptr)));
+      throw Error(ErrorCode::kOutOfMemory, fmt::format("NCCL could not allocate {} bytes: {}",
+                                                       bytes, table_->GetLastError(nullptr)));
     }
     return address;
   }

@@ -15,9 +15,8 @@ constexpr const char* kInstall =
 // Never closed: communicators and threads of it may outlive everything else.
 void* Open(const std::string& path) {
   // RTLD_DEEPBIND: its own symbols come before those of another NCCL in the process.
-  void* handle = path.empty()
-                     ? dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)
-                     : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  void* handle = path.empty() ? dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)
+                              : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (handle != nullptr) return handle;
   if (path.empty()) {
     throw Error(ErrorCode::kUnsupported, fmt::format("no NCCL was found: {}", kInstall));
@@ -37,7 +36,8 @@ void Find(void* handle, const char* name, const NcclTable& table, Function* func
 
 std::string PathOf(const void* function) {
   Dl_info info{};
-  return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "libnccl.so.2";
+  return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname
+                                                                   : "libnccl.so.2";
 }
 
 }  // namespace
@@ -50,8 +50,7 @@ void NcclTable::Check(ncclResult_t result, const char* what, ncclComm_t comm) co
   if (result == ncclSuccess) return;
   const ErrorCode code =
       result == ncclInvalidUsage ? ErrorCode::kUnsupported : ErrorCode::kInternal;
-  throw Error(code,
-              fmt::format("{}: {} ({})", what, GetErrorString(result), GetLastError(comm)));
+  throw Error(code, fmt::format("{}: {} ({})", what, GetErrorString(result), GetLastError(comm)));
 }
 
 NcclTable LoadNcclTable(const std::string& path) {
@@ -64,10 +63,10 @@ NcclTable LoadNcclTable(const std::string& path) {
   Find(handle, "ncclGetLastError", table, &table.GetLastError);
   table.Check(table.GetVersion(&table.version), "asking NCCL for its version");
   if (table.version < kOldestNccl) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("expected NCCL {} or newer, got {} from {}: {}",
-                            NcclVersionText(kOldestNccl), NcclVersionText(table.version),
-                            table.path, kInstall));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("expected NCCL {} or newer, got {} from {}: {}", NcclVersionText(kOldestNccl),
+                    NcclVersionText(table.version), table.path, kInstall));
   }
   Find(handle, "ncclGetUniqueId", table, &table.GetUniqueId);
   Find(handle, "ncclCommInitRankConfig", table, &table.CommInitRankConfig);

@@ -95,19 +95,8 @@ TEST_P(NcclCollectives, OneHardwareQueue) {
   for (int i = 4; i < 6 && !HasFailure(); ++i) CheckLayout(topology(), Seed(i), Order::kOneQueue);
 }
 
-INSTANTIATE_TEST_SUITE_P(UpToEightRanks, NcclCollectives, ::testing::ValuesIn([] {
-                           std::vector<std::pair<int, int>> all;
-                           for (int nodes = 1; nodes <= 8; ++nodes) {
-                             for (int locals = 1; nodes * locals <= 8; ++locals) {
-                               all.emplace_back(nodes, locals);
-                             }
-                           }
-                           return all;
-                         }()),
-                         [](const auto& topology) {
-                           return std::to_string(topology.param.first) + "x" +
-                                  std::to_string(topology.param.second);
-                         });
+INSTANTIATE_TEST_SUITE_P(UpToEightRanks, NcclCollectives,
+                         ::testing::ValuesIn(testing::TopologiesUpTo(8)), testing::TopologyName);
 
 }  // namespace
 }  // namespace tide

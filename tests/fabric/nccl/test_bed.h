@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "testing/cases.h"
@@ -46,6 +47,19 @@ struct LayoutCase {
   const ReductionReference& reference;
   DType shard_dtype = DType::kBF16;
 };
+
+// (M, L) with at most this many ranks.
+inline std::vector<std::pair<int, int>> TopologiesUpTo(int ranks) {
+  std::vector<std::pair<int, int>> all;
+  for (int nodes = 1; nodes <= ranks; ++nodes) {
+    for (int locals = 1; nodes * locals <= ranks; ++locals) all.emplace_back(nodes, locals);
+  }
+  return all;
+}
+
+inline std::string TopologyName(const ::testing::TestParamInfo<std::pair<int, int>>& topology) {
+  return std::to_string(topology.param.first) + "x" + std::to_string(topology.param.second);
+}
 
 // Gathers twice into two landings and reduces twice, the second time into the first output, without
 // waiting in between; then looks at all results.
