@@ -139,13 +139,7 @@ class CudaDevice final : public Device {
   }
 
   void Copy(std::span<const CopyArgs> batch, Stream stream) override;
-  void CopyPitched(const PitchedArgs& copy, Stream stream) override {
-    CheckCuda(
-        cudaMemcpy2DAsync(copy.dst, static_cast<size_t>(copy.dst_pitch), copy.src,
-                          static_cast<size_t>(copy.src_pitch), static_cast<size_t>(copy.row_bytes),
-                          static_cast<size_t>(copy.rows), cudaMemcpyDefault, ToCuda(stream)),
-        "a pitched copy");
-  }
+  void CopyPitched(std::span<const PitchedArgs> batch, Stream stream) override;
   void MemoryOps(std::span<const MemoryOp> batch, Stream stream) override;
 
   std::unique_ptr<Kernel> MakeSum(const std::vector<SumItem>& items) override {
@@ -192,6 +186,9 @@ class CudaDevice final : public Device {
   std::vector<void*> dsts_;
   std::vector<const void*> srcs_;
   std::vector<size_t> sizes_;
+#if CUDART_VERSION >= 13000
+  std::vector<cudaMemcpy3DBatchOp> pitched_;
+#endif
   std::vector<CUstreamBatchMemOpParams> params_;
 };
 
@@ -218,6 +215,37 @@ void CudaDevice::Copy(std::span<const CopyArgs> batch, Stream stream) {
     CheckCuda(cudaMemcpyAsync(copy.dst, copy.src, static_cast<size_t>(copy.bytes),
                               cudaMemcpyDefault, ToCuda(stream)),
               "a copy");
+  }
+#endif
+}
+
+void CudaDevice::CopyPitched(std::span<const PitchedArgs> batch, Stream stream) {
+#if CUDART_VERSION >= 13000
+  pitched_.clear();
+  for (const PitchedArgs& copy : batch) {
+    cudaMemcpy3DBatchOp& op = pitched_.emplace_back();
+    const auto rows = static_cast<size_t>(copy.rows);
+    op.src.type = cudaMemcpyOperandTypePointer;
+    op.src.op.ptr.ptr = const_cast<void*>(copy.src);
+    op.src.op.ptr.rowLength = static_cast<size_t>(copy.src_pitch);
+    op.src.op.ptr.layerHeight = rows;
+    op.dst.type = cudaMemcpyOperandTypePointer;
+    op.dst.op.ptr.ptr = copy.dst;
+    op.dst.op.ptr.rowLength = static_cast<size_t>(copy.dst_pitch);
+    op.dst.op.ptr.layerHeight = rows;
+    op.extent = {static_cast<size_t>(copy.row_bytes), rows, 1};
+    op.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    op.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  }
+  CheckCuda(cudaMemcpy3DBatchAsync(pitched_.size(), pitched_.data(), 0, ToCuda(stream)),
+            "a batch of pitched copies");
+#else
+  for (const PitchedArgs& copy : batch) {
+    CheckCuda(
+        cudaMemcpy2DAsync(copy.dst, static_cast<size_t>(copy.dst_pitch), copy.src,
+                          static_cast<size_t>(copy.src_pitch), static_cast<size_t>(copy.row_bytes),
+                          static_cast<size_t>(copy.rows), cudaMemcpyDefault, ToCuda(stream)),
+        "a pitched copy");
   }
 #endif
 }

@@ -76,7 +76,7 @@ class Device {
   virtual bool Finished(EventHandle event) = 0;
 
   virtual void Copy(std::span<const CopyArgs> batch, Stream stream) = 0;
-  virtual void CopyPitched(const PitchedArgs& copy, Stream stream) = 0;
+  virtual void CopyPitched(std::span<const PitchedArgs> batch, Stream stream) = 0;
   // At most kMaxMemoryOps.
   virtual void MemoryOps(std::span<const MemoryOp> batch, Stream stream) = 0;
 

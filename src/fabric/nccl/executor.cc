@@ -112,7 +112,7 @@ void Executor::Issue(const Call& call, LoweredProgram& program, const Command& c
       IssueCopies(lowered, command, stream);
       return;
     case CommandKind::kPitched:
-      IssuePitched(lowered.pitched[first], stream);
+      IssuePitched(lowered, command, stream);
       return;
     case CommandKind::kMemoryOps:
       IssueMemoryOps(program.lane, lowered, command, stream);
@@ -158,10 +158,14 @@ void Executor::IssueCopies(const Lowered& lowered, const Command& command, Strea
   device_.Copy(copies_, stream);
 }
 
-void Executor::IssuePitched(const LoweredPitched& copy, Stream stream) {
-  device_.CopyPitched(
-      {At(copy.dst), At(copy.src), copy.row_bytes, copy.rows, copy.dst_pitch, copy.src_pitch},
-      stream);
+void Executor::IssuePitched(const Lowered& lowered, const Command& command, Stream stream) {
+  pitched_.clear();
+  for (int i = command.first; i < command.first + command.count; ++i) {
+    const LoweredPitched& copy = lowered.pitched[static_cast<size_t>(i)];
+    pitched_.push_back(
+        {At(copy.dst), At(copy.src), copy.row_bytes, copy.rows, copy.dst_pitch, copy.src_pitch});
+  }
+  device_.CopyPitched(pitched_, stream);
 }
 
 void Executor::IssueMemoryOps(Lane lane, const Lowered& lowered, const Command& command,

@@ -55,7 +55,7 @@ class Executor {
   void ResolveBases(const Call& call, const Lowered& lowered);
   void Issue(const Call& call, LoweredProgram& program, const Command& command);
   void IssueCopies(const Lowered& lowered, const Command& command, Stream stream);
-  void IssuePitched(const LoweredPitched& copy, Stream stream);
+  void IssuePitched(const Lowered& lowered, const Command& command, Stream stream);
   void IssueMemoryOps(Lane lane, const Lowered& lowered, const Command& command, Stream stream);
   void IssueSends(const Call& call, const Lowered& lowered, const Command& command, Stream stream);
   void IssueRailWaits(Lane lane, const Lowered& lowered, const Command& command, Stream stream);
@@ -79,6 +79,7 @@ class Executor {
   std::vector<EventHandle>* events_ = nullptr;
   std::vector<char*> bases_;
   std::vector<CopyArgs> copies_;
+  std::vector<PitchedArgs> pitched_;
   std::vector<MemoryOp> memory_ops_;
   std::vector<Transfer> transfers_;
   std::vector<SignalWait> rail_waits_;

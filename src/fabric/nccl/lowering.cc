@@ -19,7 +19,7 @@ constexpr int64_t kOwnCopyBytes = int64_t{4} << 20;
 // Transfers of one group. NCCL's queue to a peer holds 256, and filling it up from the host before
 // the group is launched would block for ever.
 constexpr int kMaxSends = 128;
-// cudaMemcpy2DAsync takes no larger pitch (cudaDevAttrMaxPitch).
+// Pitched copies take no larger pitch (cudaDevAttrMaxPitch).
 constexpr int64_t kMaxPitch = 0x7fffffff;
 
 class Lowering {
@@ -61,7 +61,7 @@ class Lowering {
 
   void Add(const Operation& op);
   void Copies(int stream, const std::vector<Piece>& pieces, const std::vector<int>& ranks);
-  void AddPiece(const Piece& piece, int rank, int stream, std::vector<Command>* pitched);
+  void AddPiece(const Piece& piece, int rank);
   void Multicast(const Operation& op);
   void Sync(const Operation& op);
   void Send(int stream, LoweredSend send);
@@ -182,19 +182,23 @@ void Lowering::Add(const Operation& op) {
   }
 }
 
-// One batch of all pieces to all ranks, then the pitched ones.
+// One batch of all pieces to all ranks, and one of the pitched among them.
 void Lowering::Copies(int stream, const std::vector<Piece>& pieces, const std::vector<int>& ranks) {
-  const auto first = static_cast<int>(lowered_.copies.size());
-  std::vector<Command> pitched;
+  const size_t copies = lowered_.copies.size();
+  const size_t pitched = lowered_.pitched.size();
   for (const int rank : ranks) {
-    for (const Piece& piece : pieces) AddPiece(piece, rank, stream, &pitched);
+    for (const Piece& piece : pieces) AddPiece(piece, rank);
   }
-  const int count = static_cast<int>(lowered_.copies.size()) - first;
-  if (count > 0) lowered_.commands.push_back({CommandKind::kCopies, stream, first, count});
-  lowered_.commands.insert(lowered_.commands.end(), pitched.begin(), pitched.end());
+  const auto add = [&](CommandKind kind, size_t first, size_t end) {
+    if (end == first) return;
+    lowered_.commands.push_back(
+        {kind, stream, static_cast<int>(first), static_cast<int>(end - first)});
+  };
+  add(CommandKind::kCopies, copies, lowered_.copies.size());
+  add(CommandKind::kPitched, pitched, lowered_.pitched.size());
 }
 
-void Lowering::AddPiece(const Piece& piece, int rank, int stream, std::vector<Command>* pitched) {
+void Lowering::AddPiece(const Piece& piece, int rank) {
   if (piece.row_bytes == 0 || piece.rows == 0) return;
   const Place dst = At(piece.dst, rank);
   const Place src = At(piece.src);
@@ -211,7 +215,6 @@ void Lowering::AddPiece(const Piece& piece, int rank, int stream, std::vector<Co
     }
     return;
   }
-  pitched->push_back({CommandKind::kPitched, stream, static_cast<int>(lowered_.pitched.size())});
   lowered_.pitched.push_back(
       {dst, src, piece.row_bytes, piece.rows, piece.dst_pitch, piece.src_pitch});
 }

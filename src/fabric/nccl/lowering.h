@@ -2,7 +2,7 @@
 //
 // Pure: no device. Commands are in the planner's enqueue order, which is free of deadlock even in
 // one FIFO; only operations that follow each other on one queue are merged:
-//   copies of a queue       one batch; pitched pieces one by one (a batch of them gains nothing)
+//   pieces of a copy        one batch, and one of pitched pieces
 //   multicasts              one batch of pushes, the own copy beside it on a stream of its own
 //   puts, signals to nodes  one group, so that all transfers of a round are under way together
 //   signals, waits in node  one batch of memory operations
@@ -29,7 +29,7 @@ using Place = kernels::cuda::Operand;  // base, offset
 
 enum class CommandKind : uint8_t {
   kCopies,     // range of Lowered::copies
-  kPitched,    // one of Lowered::pitched
+  kPitched,    // range of Lowered::pitched
   kMemoryOps,  // range of Lowered::memory_ops
   kSends,      // range of Lowered::sends
   kRailWaits,  // range of Lowered::rail_waits

@@ -30,6 +30,14 @@ char* At(const void* const* bases, const kernels::cuda::Operand& operand) {
   return static_cast<char*>(const_cast<void*>(bases[operand.base])) + operand.offset;
 }
 
+void CopyRows(const nccl::PitchedArgs& copy) {
+  for (int64_t row = 0; row < copy.rows; ++row) {
+    std::memcpy(static_cast<char*>(copy.dst) + row * copy.dst_pitch,
+                static_cast<const char*>(copy.src) + row * copy.src_pitch,
+                static_cast<size_t>(copy.row_bytes));
+  }
+}
+
 class FakeSum final : public nccl::Kernel {
  public:
   FakeSum(FakeWorld& world, int rank, std::vector<SumItem> items)
@@ -129,17 +137,12 @@ class FakeDevice final : public nccl::Device {
                      }
                    }});
   }
-  void CopyPitched(const nccl::PitchedArgs& copy, Stream stream) override {
+  void CopyPitched(std::span<const nccl::PitchedArgs> batch, Stream stream) override {
     ++world_.calls(rank_).pitched;
-    TIDE_CHECK(copy.dst_pitch >= copy.row_bytes && copy.src_pitch >= copy.row_bytes);
-    world_.Append(QueueOf(stream),
-                  {{}, [copy] {
-                     for (int64_t row = 0; row < copy.rows; ++row) {
-                       std::memcpy(static_cast<char*>(copy.dst) + row * copy.dst_pitch,
-                                   static_cast<const char*>(copy.src) + row * copy.src_pitch,
-                                   static_cast<size_t>(copy.row_bytes));
-                     }
-                   }});
+    for (const nccl::PitchedArgs& copy : batch) {
+      TIDE_CHECK(copy.dst_pitch >= copy.row_bytes && copy.src_pitch >= copy.row_bytes);
+      world_.Append(QueueOf(stream), {{}, [copy] { CopyRows(copy); }});
+    }
   }
   void MemoryOps(std::span<const nccl::MemoryOp> batch, Stream stream) override {
     FakeCalls& calls = world_.calls(rank_);
@@ -301,7 +304,7 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
 
 class FakeLibrary final : public nccl::NcclLibrary {
  public:
-  FakeLibrary(FakeWorld& world) : world_(world) {}
+  FakeLibrary(FakeWorld& world, int rank) : world_(world), rank_(rank) {}
   std::string Description() const override { return "fake NCCL"; }
   std::string UniqueId() override { return "id"; }
   std::unique_ptr<nccl::NcclCommunicator> Init(
@@ -310,18 +313,24 @@ class FakeLibrary final : public nccl::NcclLibrary {
     return std::make_unique<FakeCommunicator>(world_, unique_id, world, rank, rank, settings);
   }
   void* Allocate(int64_t bytes) override {
+    if (!world_.TakeMemory(rank_, bytes)) throw Error(ErrorCode::kOutOfMemory, "out of memory");
     return std::aligned_alloc(4096, static_cast<size_t>(bytes));
   }
   void Free(void* address) override { std::free(address); }
 
  private:
   FakeWorld& world_;
+  const int rank_;
 };
 
 }  // namespace
 
 FakeWorld::FakeWorld(int ranks, unsigned seed, Order order)
-    : ranks_(ranks), order_(order), random_(seed), calls_(static_cast<size_t>(ranks)) {}
+    : ranks_(ranks),
+      order_(order),
+      random_(seed),
+      calls_(static_cast<size_t>(ranks)),
+      memory_(static_cast<size_t>(ranks), int64_t{1} << 40) {}
 
 FakeWorld::Queue* FakeWorld::AddQueue(int rank) {
   const std::lock_guard lock(mutex_);
@@ -373,7 +382,7 @@ std::map<int, std::shared_ptr<void>> FakeWorld::Meet(const std::string& name, in
 nccl::MakeParts FakeParts(FakeWorld& world, int rank) {
   return [&world, rank] {
     return nccl::Parts{std::make_unique<FakeDevice>(world, rank),
-                       std::make_shared<FakeLibrary>(world)};
+                       std::make_shared<FakeLibrary>(world, rank)};
   };
 }
 

@@ -74,8 +74,16 @@ class FakeWorld {
   std::map<int, std::shared_ptr<void>> Meet(const std::string& name, int members, int key,
                                             std::shared_ptr<void> value);
 
-  // A rank whose device takes no more operations from some point on is stuck; see watchdog tests.
-  void Freeze(int rank) { frozen_rank_ = rank; }
+  // The device of this rank runs nothing from now on; -1: of no rank.
+  void Freeze(int rank) {
+    const std::lock_guard lock(mutex_);
+    frozen_rank_ = rank;
+  }
+  void LimitMemory(int rank, int64_t bytes) { memory_[static_cast<size_t>(rank)] = bytes; }
+  // Whether it is there.
+  bool TakeMemory(int rank, int64_t bytes) {
+    return (memory_[static_cast<size_t>(rank)] -= bytes) >= 0;
+  }
   FakeCalls& calls(int rank) { return calls_[static_cast<size_t>(rank)]; }
   std::mutex& mutex() { return mutex_; }
 
@@ -95,6 +103,7 @@ class FakeWorld {
   std::vector<std::unique_ptr<Queue>> queues_;
   std::map<std::string, Meeting> meetings_;
   std::vector<FakeCalls> calls_;
+  std::vector<int64_t> memory_;  // left, by rank
   int frozen_rank_ = -1;
 };
 
