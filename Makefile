@@ -21,15 +21,15 @@ CONFIGURE = cmake -G Ninja -S . -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTIDE_BUILD_TE
 	-DTIDE_WERROR=$(WERROR) -DTIDE_BUILD_CUDA=$(CUDA) -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
 	--log-level=WARNING
 
-.PHONY: build setup configure compile test test-all check sanitize lint format bench demo clean help
+.PHONY: build setup configure module compile test test-all check sanitize lint format bench demo clean help
 
 build: compile  ## install what is missing, compile everything (default)
 ifneq ($(and $(STORAGE),$(STORAGE_PY)),)
 build: $(BUILD)/torch_storage.stamp
 
 # The one file that is compiled against torch; again when it, its loader or the venv changes.
-$(BUILD)/torch_storage.stamp: $(STORAGE) $(STORAGE_PY) .venv/tide-setup.stamp | compile
-	$(PY) -m tide.fsdp.storage --build
+$(BUILD)/torch_storage.stamp: $(STORAGE) $(STORAGE_PY) .venv/tide-setup.stamp | module
+	@$(PY) -m tide.fsdp.storage --build >/dev/null
 	@touch $@
 
 .venv/tide-setup.stamp: | setup
@@ -41,6 +41,9 @@ setup:  ## install Debian packages, .venv and Python packages if missing
 configure: setup
 	@if [ ! -f $(BUILD)/build.ninja ] || [ "$$(cat $(BUILD)/configure.stamp)" != '$(CONFIGURE)' ]; \
 	then $(CONFIGURE) -B $(BUILD) -DTIDE_BUILD_BENCH=OFF && echo '$(CONFIGURE)' >$(BUILD)/configure.stamp; fi
+
+module: configure  # what Python needs, without tests
+	@cmake --build $(BUILD) --parallel $(JOBS) --target _core
 
 compile: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)
@@ -76,7 +79,7 @@ bench: build  ## compile and run the C++ micro-benchmarks, print the table of th
 		"$$binary" $(BENCH_ARGS) || exit 1; done
 	@[ ! -f python/tide/bench/__main__.py ] || $(PY) -m tide.bench
 
-demo: build  ## train a small model with and without TIDE; RANKS= STEPS= MODE= NODES=
+demo: module $(BUILD)/torch_storage.stamp  ## train a small model with and without TIDE; RANKS= STEPS= MODE= NODES=
 	@$(PY) -m tide.bench.demo $(if $(RANKS),--ranks $(RANKS)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(MODE),--mode $(MODE)) $(if $(NODES),--nodes $(NODES))
 

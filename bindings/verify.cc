@@ -42,16 +42,20 @@ void SplitTransfers(tide::VerifySetup* setup) {
   setup->all_gather.head_bytes = 256;
 }
 
-nb::dict VerifyPlans(const std::string& request, bool node_landing) {
+// `lanes`: "all_gather", "reduce_scatter", "training" (both lanes, overlapping).
+nb::dict VerifyPlans(const std::string& request, const std::vector<std::string>& lanes,
+                     bool node_landing) {
   tide::VerifyResult result;
   {
     const nb::gil_scoped_release release;
     tide::VerifySetup setup = MakeSetup(request);
     tide::VerifyOptions options;
     if (node_landing) options.landing = tide::LandingModel::kNode;
-    result = tide::VerifyAllGather(setup, options);
-    result.Add(tide::VerifyReduceScatter(setup, options));
-    result.Add(tide::VerifyTraining(setup, options));
+    for (const std::string& lane : lanes) {
+      result.Add(lane == "all_gather"       ? tide::VerifyAllGather(setup, options)
+                 : lane == "reduce_scatter" ? tide::VerifyReduceScatter(setup, options)
+                                            : tide::VerifyTraining(setup, options));
+    }
   }
   nb::dict answer;
   answer["ok"] = result.ok();
@@ -95,7 +99,8 @@ nb::list MutatePlans(const std::string& request, const std::vector<int>& ranks) 
 }  // namespace
 
 void BindVerify(nb::module_& m) {
-  m.def("verify_plans", &VerifyPlans, nb::arg("request"), nb::arg("node_landing") = false,
+  m.def("verify_plans", &VerifyPlans, nb::arg("request"), nb::arg("lanes"),
+        nb::arg("node_landing") = false,
         "Proves the programs of a request in JSON safe, or lists what is wrong.");
   m.def("mutate_plans", &MutatePlans, nb::arg("request"), nb::arg("ranks"),
         "Injects every mistake in turn into the programs of these ranks.");

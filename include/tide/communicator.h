@@ -24,6 +24,7 @@
 #include "tide/dtype.h"
 #include "tide/layout.h"
 #include "tide/plan.h"
+#include "tide/program.h"
 
 namespace tide {
 
@@ -32,6 +33,17 @@ class Fabric;
 enum class FabricKind : uint8_t {
   kHost,  // CPU processes or threads of one machine
   kNccl,  // a GPU a process; see nccl::MakeNcclFabric
+};
+
+// Faults and delays for tests, injected into real runs. A hook that is not set costs one branch: a
+// planned program, or an operation.
+struct FaultInjection {
+  // Changes a program before the first call that uses it.
+  std::function<Program(Program)> transform;
+  // Asked, on the calling thread, before every operation that could run now; false holds back its
+  // queue, not the rank, and is asked again soon. May also sleep (a slow rank) or throw (a dead
+  // one).
+  std::function<bool(const Program&, const Operation&)> may_run;
 };
 
 struct CommunicatorOptions {
@@ -54,6 +66,7 @@ struct CommunicatorOptions {
   bool share_segments = true;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.
   std::function<void()> check_interrupt = [] {};
+  FaultInjection faults;
 };
 
 // Who holds the memory of a segment.

@@ -1,6 +1,6 @@
 """TIDE: collectives for PyTorch FSDP2 that know its layout.
 
-Three lines of a training script:
+What a training script adds:
 
     import tide
     fully_shard(...)               # as before

@@ -93,6 +93,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--strict", action="store_true", help="fail instead of using torch's path")
     parser.add_argument("--mode", default="auto", choices=("auto", "in_place", "slot_reuse"))
     parser.add_argument("--timeout", type=float, help="seconds before a wait for a peer fails")
+    parser.add_argument("--nodes", type=int, help="virtual nodes to split the ranks into")
     parser.add_argument(
         "--collectives",
         default=",".join(_COLLECTIVES),
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Parses the options before the script, then runs the script as ``__main__``."""
     parsed = _parse(sys.argv[1:] if arguments is None else arguments)
     collectives = tuple(name for name in parsed.collectives.split(",") if name)
-    options = Options(parsed.mode, parsed.strict, collectives, parsed.timeout)
+    options = Options(parsed.mode, parsed.strict, collectives, parsed.timeout, parsed.nodes)
     if (problem := options.problem()) is not None:
         sys.exit(f"tide.run: {problem}")
     hook_roots(options)

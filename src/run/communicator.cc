@@ -234,6 +234,9 @@ class Communicator::Impl {
     if (found == programs.end()) {
       auto planned = std::make_unique<Planned>();
       planned->program = synchronised ? plan() : WithoutSynchronisation(plan());
+      if (options_.faults.transform) {
+        planned->program = options_.faults.transform(std::move(planned->program));
+      }
       planned->prepared = fabric_->Prepare(planned->program);
       found = programs.emplace(key_.words(), std::move(planned)).first;
     }

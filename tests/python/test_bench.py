@@ -16,6 +16,7 @@ from tide.bench.text import load_text
 ROW_KEYS = {
     "op",
     "ranks",
+    "nodes",
     "tensors",
     "elements",
     "tide_ms",
@@ -240,7 +241,7 @@ def test_demo_writes_its_files(tmp_path, monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "2"], "several nodes come later"),
+        (["--ranks", "4", "--nodes", "3"], "must divide the 4 ranks"),
         (["--ranks", "1"], "at least 2"),
         (["--width", "30", "--heads", "4"], "multiple of --heads"),
     ],

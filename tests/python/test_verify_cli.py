@@ -20,8 +20,11 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_plans_are_safe(nodes: int, local: int) -> None:
     code, text = run("--nodes", str(nodes), "--local", str(local))
     assert code == 0, text
+    for landing in ("rank", "node"):
+        assert f"{nodes} x {local}, all-gathers, a landing a {landing}: safe" in text
     for mode in ("in_place", "slot_reuse"):
-        assert f"{nodes} x {local}, {mode}, a landing a rank: safe" in text
+        assert f"{nodes} x {local}, {mode}, reduce-scatters: safe" in text
+        assert f"{nodes} x {local}, {mode}, both lanes, a landing a rank: safe" in text
 
 
 def test_options_and_files(tmp_path: Path) -> None:
@@ -30,19 +33,16 @@ def test_options_and_files(tmp_path: Path) -> None:
     file.write_text(json.dumps({"groups": [{"name": "g", "params": params}]}))
     code, text = run(
         str(file), "--nodes", "4", "--local", "2", "--placement", "latin_square",
-        "--passes", "2", "-k", "3", "--mode", "slot_reuse", "--landing", "node",
+        "--passes", "2", "-k", "3", "--mode", "slot_reuse",
     )  # fmt: skip
     assert code == 0, text
-    assert "4 x 2, slot_reuse, a landing a node: safe" in text
+    assert "4 x 2, slot_reuse, both lanes, a landing a node: safe" in text
 
 
 def test_impossible_plans_name_the_rule() -> None:
     code, text = run("--nodes", "2", "--local", "2", "-k", "0")
     assert code == 2
     assert "k" in text and "at least 1" in text
-    code, text = run("--landing", "gpu")
-    assert code == 2
-    assert "expected rank or node" in text
 
 
 def test_mutants_are_detected_or_explained() -> None:

@@ -41,9 +41,10 @@ inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dty
 
 // Gradients of one rank: D_p * K_p elements each.
 inline std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
-                                                const std::vector<DType>& dtypes, int rank) {
+                                                const std::vector<DType>& dtypes, int rank,
+                                                unsigned seed = kSeed) {
   std::vector<std::vector<char>> gradients;
-  std::mt19937 random(100 + kSeed + static_cast<unsigned>(rank));
+  std::mt19937 random(100 + seed + static_cast<unsigned>(rank));
   for (size_t p = 0; p < dtypes.size(); ++p) {
     const ParamShape& shape = layout.params()[p].shape;
     gradients.push_back(RandomValues(random, dtypes[p], shape.rows * shape.row_elems));
@@ -58,10 +59,11 @@ inline std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
 class ReductionReference {
  public:
   ReductionReference(const GroupLayout& layout, const Topology& topology,
-                     const ReduceScatterOptions& options, const std::vector<DType>& dtypes)
+                     const ReduceScatterOptions& options, const std::vector<DType>& dtypes,
+                     unsigned seed = kSeed)
       : layout_(layout), topology_(topology), options_(options), dtypes_(dtypes) {
     for (int rank = 0; rank < layout.ranks(); ++rank) {
-      all_.push_back(Gradients(layout, dtypes, rank));
+      all_.push_back(Gradients(layout, dtypes, rank, seed));
     }
     for (size_t p = 0; p < dtypes.size(); ++p) {
       positions_.push_back(line_);

@@ -130,10 +130,13 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         "heads": options.heads,
         "seq_len": options.seq_len,
         "batch": options.batch,
+        "nodes": options.nodes,
+        "mode": options.mode,
     }
     console.print(
         f"{options.layers} blocks of width {options.width} (about {parameters / 1e6:.0f} M "
-        f"parameters), {options.batch} x {options.seq_len} bytes a rank, {options.ranks} ranks, "
+        f"parameters), {options.batch} x {options.seq_len} bytes a rank, {options.ranks} ranks "
+        f"on {options.nodes} {'nodes' if options.nodes > 1 else 'node'}, mode {options.mode}, "
         f"{len(config.text) / 1e6:.1f} MB of text",
         highlight=False,
     )

@@ -113,7 +113,10 @@ def losses(trainings: list[Training]) -> list[float]:
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Prints the table, the losses and the path of every group."""
-    table = Table(title=f"FSDP2, {report['ranks']} ranks, {report['steps']} steps")
+    table = Table(
+        title=f"FSDP2, {report['ranks']} ranks, {report['model']['nodes']} node(s), "
+        f"{report['steps']} steps"
+    )
     table.add_column("")
     for name in ("stock", "TIDE", "stock / TIDE"):
         table.add_column(name, justify="right")

@@ -51,7 +51,7 @@ class Options:
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
             return f"timeout must be a positive number of seconds, not {self.timeout!r}"
-        if self.nodes is not None and not (isinstance(self.nodes, int) and self.nodes > 0):
+        if self.nodes is not None and not (type(self.nodes) is int and self.nodes > 0):
             return f"nodes must be a positive whole number, not {self.nodes!r}"
         return settings.problem()
 
@@ -283,6 +283,15 @@ class Handle:
         reasons = {pool.unshared_reason for pool in self._pools}
         return {f"every rank has landings of its own ({why})" for why in reasons if why}
 
+    def _node_notes(self) -> set[str]:
+        """Says how ranks are split into virtual nodes, if they are."""
+        cores = [state.channel.core for state in self._states if state.channel is not None]
+        return {
+            f"{core.nodes} virtual nodes of {core.local_ranks} ranks"
+            for core in cores
+            if core.nodes > 1
+        }
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -298,7 +307,7 @@ class Handle:
                 }
             )
         unshared = self._unshared_notes()
-        notes = [*self._timeout_notes(), *unshared]
+        notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
         if self._options.mode == "slot_reuse":
             notes.append(
                 "mode slot_reuse: the outbox between nodes is partial; gradients are read where "

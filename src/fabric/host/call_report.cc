@@ -73,21 +73,25 @@ Error PeerGoneError(const Call& call, int rank, const Operation& blocked) {
           Context(call, rank, peer)};
 }
 
-Error TimeoutError(const Call& call, int rank, const Operation& blocked, const ControlPage& page,
-                   double seconds) {
+Error TimeoutError(const Call& call, int rank, const Operation& blocked, int culprit,
+                   const ControlPage& page, double seconds) {
   const int peer = blocked.counter.producer;
-  const uint64_t last = page.header().last_sequence.load(std::memory_order_acquire);
-  const std::string theirs =
-      last == 0 ? std::string("has not entered any call")
-                : fmt::format("last entered call {}, {}", last, page.PublishedCall(last).text);
-  return {
-      ErrorCode::kTimeout,
-      fmt::format(
-          "rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; rank {} {}. Find out "
-          "what keeps that rank, or raise timeout= (TIDE_TIMEOUT).",
-          rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
-          call.identity.text, peer, theirs),
-      Context(call, rank, peer)};
+  std::string theirs;
+  if (culprit != peer) theirs = fmt::format("rank {} waits for rank {}; ", peer, culprit);
+  const uint64_t last =
+      page.valid() ? page.header().last_sequence.load(std::memory_order_acquire) : 0;
+  if (last > 0) {
+    theirs += fmt::format("rank {} last entered call {}, {}. ", culprit, last,
+                          page.PublishedCall(last).text);
+  } else if (page.valid()) {
+    theirs += fmt::format("rank {} has not entered any call. ", culprit);
+  }
+  return {ErrorCode::kTimeout,
+          fmt::format("rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; {}Find out "
+                      "what keeps rank {}, or raise timeout= (TIDE_TIMEOUT).",
+                      rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
+                      call.identity.text, theirs, culprit),
+          Context(call, rank, culprit)};
 }
 
 }  // namespace tide::host

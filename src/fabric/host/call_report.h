@@ -12,9 +12,10 @@ namespace tide::host {
 Error MismatchError(const Call& call, int rank, int peer, const CallIdentity& theirs);
 // The producer of the counter that `blocked` waits for has ended.
 Error PeerGoneError(const Call& call, int rank, const Operation& blocked);
-// The producer did not come within `seconds`; `page` is its control page.
-Error TimeoutError(const Call& call, int rank, const Operation& blocked, const ControlPage& page,
-                   double seconds);
+// The producer did not come within `seconds`, because of the culprit: itself, or a rank that it
+// waits for in turn. `page` is the culprit's, invalid if this rank can't see it.
+Error TimeoutError(const Call& call, int rank, const Operation& blocked, int culprit,
+                   const ControlPage& page, double seconds);
 
 }  // namespace tide::host
 

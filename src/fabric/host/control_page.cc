@@ -20,19 +20,18 @@ int64_t Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespe
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
 }
 
-}  // namespace
-
 // Counters of one lane and producer that come before those of `kind`.
 constexpr int CountersBefore(int kind) {
   int before = 0;
   for (int k = 0; k < kind; ++k) before += kCounterIndices[k];
   return before;
 }
-constexpr int kCountersPerProducer = CountersBefore(kCounterKinds);
+constexpr size_t kCountersPerProducer = CountersBefore(kCounterKinds);
+
+}  // namespace
 
 size_t CountersPerPage(const Topology& topology) {
-  return static_cast<size_t>(kLanes) * kCountersPerProducer *
-         static_cast<size_t>(topology.local_ranks + topology.nodes);
+  return kLanes * kCountersPerProducer * static_cast<size_t>(topology.local_ranks + topology.nodes);
 }
 
 int64_t ControlPageBytes(const Topology& topology) {
@@ -51,10 +50,10 @@ size_t ControlPage::CounterIndex(Lane lane, Counter counter) const {
   const int node = topology_.Node(counter.producer);
   const int producer = node == topology_.Node(owner_) ? topology_.Local(counter.producer)
                                                       : topology_.local_ranks + node;
-  const int producers = topology_.local_ranks + topology_.nodes;
-  const int of_producer = CountersBefore(static_cast<int>(counter.kind)) + counter.index;
-  return static_cast<size_t>(
-      (static_cast<int>(lane) * producers + producer) * kCountersPerProducer + of_producer);
+  const auto producers = static_cast<size_t>(topology_.local_ranks + topology_.nodes);
+  const auto table = static_cast<size_t>(lane) * producers + static_cast<size_t>(producer);
+  return table * kCountersPerProducer +
+         static_cast<size_t>(CountersBefore(static_cast<int>(counter.kind)) + counter.index);
 }
 
 void ControlPage::Ring() const {

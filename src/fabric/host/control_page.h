@@ -31,6 +31,7 @@ struct ControlHeader {
   std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint64_t> last_sequence;  // newest call that the owner entered
   CallIdentity calls[kCallRing];                    // by sequence mod kCallRing
+  alignas(64) std::atomic<int32_t> awaited;         // 1 + whom the owner waits for, or 0
   alignas(64) std::atomic<uint32_t> failed;         // release after the fields below
   int32_t failed_code;
   int32_t failed_peer;
@@ -61,6 +62,11 @@ class ControlPage {
   // Sleeps until the doorbell moves from `seen` or `max_ns` have passed. The caller reads `seen`
   // before it tries the conditions that it may sleep for.
   void Sleep(uint32_t seen, int64_t max_ns) const;
+
+  // Whom the owner waits for in the end, for the reports of others; -1: nobody. A hint: it may be
+  // out of date.
+  void Await(int rank) const { header_->awaited.store(rank + 1, std::memory_order_relaxed); }
+  int Awaited() const { return header_->awaited.load(std::memory_order_relaxed) - 1; }
 
   // Publishes why the owner has given up; the first words stay.
   void Fail(const Error& error) const;

@@ -27,13 +27,15 @@ double Seconds(std::chrono::steady_clock::time_point time) {
 
 Executor::Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages,
                    const AddressSpace& space, const Watchdog& watchdog,
-                   std::chrono::nanoseconds timeout, std::function<void()> check_interrupt)
+                   std::chrono::nanoseconds timeout, std::function<void()> check_interrupt,
+                   std::function<bool(const Program&, const Operation&)> may_run)
     : rank_(rank),
       pages_(pages),
       space_(space),
       watchdog_(watchdog),
       timeout_(timeout),
       check_interrupt_(std::move(check_interrupt)),
+      may_run_(std::move(may_run)),
       bases_(CountersPerPage(topology)) {}
 
 double Executor::Run(const Call& call, TraceSink* trace) {
@@ -57,26 +59,33 @@ double Executor::Run(const Call& call, TraceSink* trace) {
     // `seen` and keeps Pause from sleeping through it.
     const uint32_t seen = own.header().doorbell.load(std::memory_order_seq_cst);
     bool progress = false;
+    bool held = false;
     const Operation* blocked = nullptr;
     for (size_t q = 0; q < queues; ++q) {
       while (cursors_[q] < operations.size()) {
         const Operation& op = operations[cursors_[q]];
-        const auto start = trace != nullptr ? Clock::now() : Clock::time_point();
-        if (!TryRun(call, op)) {
+        if (!Unblocked(call, op)) {
           // Own events follow from waits of other queues: those are what to report.
           if (blocked == nullptr || op.kind == OpKind::kWait) blocked = &op;
           break;
         }
+        if (may_run_ && !may_run_(*call.program, op)) {
+          held = true;
+          break;
+        }
+        const auto start = trace != nullptr ? Clock::now() : Clock::time_point();
+        RunOne(call, op);
         if (trace != nullptr) trace->Add(call, op, Seconds(start), Seconds(Clock::now()));
         cursors_[q] = next(q, cursors_[q] + 1);
         progress = true;
       }
     }
-    if (blocked == nullptr) break;
-    if (progress) {
+    if (progress && yields > 0) {
+      own.Await(-1);
       yields = 0;
-      continue;
     }
+    if (blocked == nullptr && !held) break;
+    if (progress || held) continue;
     const auto start = Clock::now();
     Pause(call, *blocked, seen, &yields, deadline);
     waited += Clock::now() - start;
@@ -88,38 +97,44 @@ double Executor::Run(const Call& call, TraceSink* trace) {
   return std::chrono::duration<double>(waited).count();
 }
 
-bool Executor::TryRun(const Call& call, const Operation& op) {
+bool Executor::Unblocked(const Call& call, const Operation& op) const {
+  if (op.kind == OpKind::kWait) return Satisfied(call, op);
+  if (op.kind != OpKind::kAwait) return true;
+  // The call blocks its caller, so the caller's events have happened.
+  return op.event.kind == EventKind::kReady || op.event.kind == EventKind::kGate ||
+         std::find(recorded_.begin(), recorded_.end(), op.event) != recorded_.end();
+}
+
+void Executor::RunOne(const Call& call, const Operation& op) {
   switch (op.kind) {
     case OpKind::kWait:
-      if (!Satisfied(call, op)) return false;
       // An increment of this call: the producer has published it. Nothing that a peer of another
       // call has sent is used.
       if (op.value > 0 && op.counter.producer != rank_) CompareCall(call, op.counter.producer);
-      return true;
+      return;
     case OpKind::kSignal:
       kernels::StoreFence();
       Raise(call, op.peer, op.counter);
       pages_[static_cast<size_t>(op.peer)].Ring();
-      return true;
+      return;
     case OpKind::kRecord:
       recorded_.push_back(op.event);
-      return true;
+      return;
     case OpKind::kAwait:
-      // The call blocks its caller, so the caller's events have happened.
-      return op.event.kind == EventKind::kReady || op.event.kind == EventKind::kGate ||
-             std::find(recorded_.begin(), recorded_.end(), op.event) != recorded_.end();
+      return;
     default:
       RunData(call, op);
-      return true;
   }
 }
 
 bool Executor::Satisfied(const Call& call, const Operation& op) const {
   const ControlPage& own = pages_[static_cast<size_t>(rank_)];
-  const uint64_t target =
-      bases_[own.CounterIndex(call.program->lane, op.counter)] + static_cast<uint64_t>(op.value);
-  // Acquire: pairs with the release in Signal.
-  return own.counter(call.program->lane, op.counter).load(std::memory_order_acquire) >= target;
+  // Acquire: pairs with the release in Raise.
+  const uint64_t count =
+      own.counter(call.program->lane, op.counter).load(std::memory_order_acquire);
+  // Signed: a counter may still be below its base, by what earlier calls have yet to add.
+  return static_cast<int64_t>(count - bases_[own.CounterIndex(call.program->lane, op.counter)]) >=
+         op.value;
 }
 
 void Executor::CompareCall(const Call& call, int peer) const {
@@ -267,6 +282,7 @@ void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, 
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now());
   if (left.count() <= 0) ThrowTimeout(call, blocked);
   check_interrupt_();
+  pages_[static_cast<size_t>(rank_)].Await(Culprit(blocked.counter.producer));
   pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min<int64_t>(left.count(), kMaxSleepNs));
 }
 
@@ -286,8 +302,16 @@ void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) cons
   }
 }
 
+// Every rank publishes its answer before it sleeps and again when it wakes, so that the name
+// travels to ranks that don't share a page with its owner.
+int Executor::Culprit(int producer) const {
+  const int next = pages_[static_cast<size_t>(producer)].Awaited();
+  return next >= 0 && next != rank_ ? next : producer;
+}
+
 void Executor::ThrowTimeout(const Call& call, const Operation& blocked) const {
-  throw TimeoutError(call, rank_, blocked, pages_[static_cast<size_t>(blocked.counter.producer)],
+  const int culprit = Culprit(blocked.counter.producer);
+  throw TimeoutError(call, rank_, blocked, culprit, pages_[static_cast<size_t>(culprit)],
                      std::chrono::duration<double>(timeout_).count());
 }
 

@@ -29,7 +29,8 @@ class Executor {
   // All references outlive the executor; pages are by rank, valid for this rank and its neighbours.
   Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages,
            const AddressSpace& space, const Watchdog& watchdog, std::chrono::nanoseconds timeout,
-           std::function<void()> check_interrupt);
+           std::function<void()> check_interrupt,
+           std::function<bool(const Program&, const Operation&)> may_run);
 
   // Runs the call to its end and advances the counter bases. Returns the seconds in which nothing
   // could move. Throws Error(kMismatch), kTimeout, kPeerDead or what another rank failed with.
@@ -38,7 +39,9 @@ class Executor {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool TryRun(const Call& call, const Operation& op);
+  // Whether what the operation blocks on, if anything, has happened.
+  bool Unblocked(const Call& call, const Operation& op) const;
+  void RunOne(const Call& call, const Operation& op);
   bool Satisfied(const Call& call, const Operation& op) const;
   void CompareCall(const Call& call, int peer) const;
   void RunData(const Call& call, const Operation& op);
@@ -53,6 +56,8 @@ class Executor {
   // Waits until the doorbell may have moved from `seen`. Throws when waiting has become pointless.
   void Pause(const Call& call, const Operation& blocked, uint32_t seen, int* yields,
              Clock::time_point deadline) const;
+  // Whom this rank waits for in the end: `producer`, or the rank for which that one waits.
+  int Culprit(int producer) const;
   [[noreturn]] void ThrowTimeout(const Call& call, const Operation& blocked) const;
   void ThrowIfPointless(const Call& call, const Operation& blocked) const;
 
@@ -62,6 +67,7 @@ class Executor {
   const Watchdog& watchdog_;
   const std::chrono::nanoseconds timeout_;
   const std::function<void()> check_interrupt_;
+  const std::function<bool(const Program&, const Operation&)> may_run_;  // see FaultInjection
   std::vector<uint64_t>
       bases_;  // by CounterIndex: what earlier calls have added to the own counters
   std::vector<size_t> cursors_;  // by queue: index of its next operation; kept to reuse the memory

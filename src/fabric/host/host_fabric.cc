@@ -84,7 +84,8 @@ HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
   executor_ = std::make_unique<Executor>(rank(), topology(), pages_,
                                          static_cast<const AddressSpace&>(*this), *watchdog_,
-                                         options.timeout, options.check_interrupt);
+                                         options.timeout, options.check_interrupt,
+                                         options.faults.may_run);
 }
 
 void HostFabric::ConnectControlPages() {

@@ -62,8 +62,8 @@ class HostFabric final : public Fabric, private AddressSpace {
 
  private:
   char* Resolve(int rank, SegmentAddress address) const override;
-  // Maps what every rank, or for kNodeShared the first of every node, allocates. Errors of one rank are raised on
-  // all.
+  // Maps what every rank, or for kNodeShared the first of every node, allocates. Errors of one rank
+  // are raised on all.
   std::shared_ptr<Segment> Share(int64_t bytes, const std::string& label, uint64_t nonce,
                                  SegmentKind kind);
   void MapOthers(const std::vector<ReceivedNotice>& received, Segment* segment);

@@ -57,7 +57,14 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
   for (const auto& zeros : prepared->lowered.zeros) {
     prepared->zeros.push_back(device_.MakeZero(zeros));
   }
+  std::erase_if(programs_, [](const auto& program) { return program.expired(); });
+  programs_.push_back(prepared);
   return prepared;
+}
+
+void Executor::KeepPrograms() {
+  for (const auto& program : programs_) new std::shared_ptr<LoweredProgram>(program.lock());
+  programs_.clear();
 }
 
 void Executor::ResolveBases(const Call& call, const Lowered& lowered) {

@@ -41,6 +41,8 @@ class Executor {
   // Enqueues the call: after what the caller's stream holds now, and before what it gets next.
   // Without a stream nothing orders it. Returns the event that stands for its end.
   EventHandle Run(const Call& call, const std::shared_ptr<LoweredProgram>& program);
+  // Keeps everything that the programs of this rank have on the device to the end of the process.
+  void KeepPrograms();
   // One event a stream, reached when everything that was enqueued so far has run.
   std::vector<EventHandle> MarkEnds();
 
@@ -74,6 +76,7 @@ class Executor {
   Watchdog& watchdog_;
   std::array<LaneState, kLanes> lanes_;
   std::vector<EventHandle> ends_;
+  std::vector<std::weak_ptr<LoweredProgram>> programs_;
 
   // Of the call under way; kept to reuse the memory.
   std::vector<EventHandle>* events_ = nullptr;

@@ -134,16 +134,14 @@ void NcclFabric::RunBarrier(Lane lane, std::chrono::nanoseconds timeout) {
 }
 
 NcclFabric::~NcclFabric() {
-  if (!failed_) {
-    try {
-      Leave();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr,
-                   "tide: rank %d: ending the nccl fabric: %s; its memory is kept until the "
-                   "process ends\n",
-                   rank(), error.what());
-      failed_ = true;
-    }
+  try {
+    if (!failed_) Leave();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr,
+                 "tide: rank %d: ending the nccl fabric: %s; its memory is kept until the process "
+                 "ends\n",
+                 rank(), error.what());
+    failed_ = true;
   }
   if (failed_) Abandon();
 }
@@ -154,9 +152,9 @@ void NcclFabric::Leave() {
   RunBarrier(Lane::kControl, timeout);
 }
 
-// Streams may wait for ever, and so would everything that ends them.
+// Streams may wait for ever, and so would everything that ends them or frees what they use.
 void NcclFabric::Abandon() {
-  if (segments_ != nullptr) segments_->Abandon();
+  static_cast<void>(segments_.release());
   for (auto& rail : communicators_.rails) static_cast<void>(rail.release());
   static_cast<void>(communicators_.parent.release());
   static_cast<void>(executor_.release());
@@ -185,6 +183,7 @@ double NcclFabric::Execute(const Call& call, TraceSink* /*trace*/) {
     return 0;
   } catch (...) {
     failed_ = true;
+    executor_->KeepPrograms();
     throw;
   }
 }

@@ -38,7 +38,6 @@ Segments::Segments(std::shared_ptr<NcclLibrary> library, Device& device,
       rank_(bootstrap.rank()) {}
 
 Segments::~Segments() {
-  if (abandoned_) return;
   for (const Segment& segment : segments_) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const Window window = segment.rails[static_cast<size_t>(lane)];

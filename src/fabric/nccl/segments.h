@@ -47,8 +47,6 @@ class Segments {
   Window RailWindow(Lane lane, int segment) const {
     return segments_[static_cast<size_t>(segment)].rails[static_cast<size_t>(lane)];
   }
-  // After a failure: peers may still use the windows, so they are left to the end of the process.
-  void Abandon() { abandoned_ = true; }
 
  private:
   struct Memory;
@@ -68,7 +66,6 @@ class Segments {
   const Topology topology_;
   const int rank_;
   std::vector<Segment> segments_;
-  bool abandoned_ = false;
 };
 
 }  // namespace tide::nccl

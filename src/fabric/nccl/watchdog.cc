@@ -67,7 +67,13 @@ void Watchdog::Run() {
   std::unique_lock lock(mutex_);
   while (!stop_changed_.wait_for(lock, options_.poll, [&] { return stop_; })) {
     lock.unlock();
-    Poll();
+    try {
+      Poll();
+    } catch (const std::exception& error) {
+      // The device has failed, and every later call on it would, too.
+      options_.expired(fmt::format("tide: rank {}: {}\n", rank_, error.what()));
+      return;
+    }
     lock.lock();
   }
 }
@@ -90,14 +96,12 @@ void Watchdog::Poll() {
       call.started = now;
     }
     lane_busy = true;
-    if (call.started && now - *call.started > options_.timeout) Expire(call);
+    if (call.started && now - *call.started > options_.timeout) options_.expired(Report(call));
   }
   while (first_ < issued && !calls_[first_ % kWatchedCalls].armed.load(std::memory_order_relaxed)) {
     ++first_;
   }
 }
-
-void Watchdog::Expire(const WatchedCall& call) { options_.expired(Report(call)); }
 
 std::string Watchdog::Report(const WatchedCall& call) const {
   std::string report = fmt::format(

@@ -81,7 +81,6 @@ class Watchdog {
  private:
   void Run();
   void Poll();
-  void Expire(const WatchedCall& call);
 
   const int rank_;
   Device& device_;
