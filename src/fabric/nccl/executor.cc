@@ -57,7 +57,7 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
   for (const auto& zeros : prepared->lowered.zeros) {
     prepared->zeros.push_back(device_.MakeZero(zeros));
   }
-  std::erase_if(programs_, [](const auto& program) { return program.expired(); });
+  std::erase_if(programs_, [](const auto& known) { return known.expired(); });
   programs_.push_back(prepared);
   return prepared;
 }
