@@ -9,8 +9,12 @@ if(NOT TIDE_CUDA)
 endif()
 
 file(GLOB wheels "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/nccl/include")
+set(cache "$ENV{XDG_CACHE_HOME}")
+if(NOT cache)
+  set(cache "$ENV{HOME}/.cache")
+endif()
 find_path(TIDE_NCCL_INCLUDE_DIR nccl_device/host.h
-  PATHS "$ENV{HOME}/.cache/tide/nccl-headers" ${wheels} NO_DEFAULT_PATH)
+  PATHS "${cache}/tide/nccl-headers" ${wheels} NO_DEFAULT_PATH)
 if(NOT TIDE_NCCL_INCLUDE_DIR)
   message(STATUS "there are no headers of NCCL 2.31.2 or newer: the nccl fabric is left out; run "
     "`make setup`, or set TIDE_NCCL_INCLUDE_DIR")

@@ -15,7 +15,7 @@ namespace tide {
 
 struct ConfigRow {
   std::string name;
-  std::string type;  // "bytes", "seconds", "count", "word", "folder"
+  std::string type;  // "bytes", "seconds", "count", "word", "folder", "file"
   std::string default_value;
   std::string doc;
   std::string value;             // what is in force
