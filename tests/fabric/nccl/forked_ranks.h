@@ -74,10 +74,12 @@ class ForkedBootstrap final : public Bootstrap {
   int meetings_ = 0;
 };
 
-// Runs body(bootstrap) in W processes. A rank that fails, throws or does not end in time fails the
-// test.
+// Runs body(bootstrap) in W processes. A rank that fails, throws, does not end in time, or ends
+// with another status than `statuses` has for it (0 without), fails the test.
 inline void RunForkedRanks(int world, std::chrono::seconds limit,
-                           const std::function<void(Bootstrap&)>& body) {
+                           const std::function<void(Bootstrap&)>& body,
+                           std::vector<int> statuses = {}) {
+  statuses.resize(static_cast<size_t>(world));
   void* shared =
       mmap(nullptr, sizeof(ForkedHub), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(shared, MAP_FAILED);
@@ -111,7 +113,7 @@ inline void RunForkedRanks(int world, std::chrono::seconds limit,
       }
       usleep(1000);
     }
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == statuses[static_cast<size_t>(rank)])
         << "rank " << rank << ", status " << status;
   }
   munmap(shared, sizeof(ForkedHub));

@@ -13,6 +13,7 @@
 #include "fabric/nccl/forked_ranks.h"
 #include "fabric/nccl/make_fabric.h"
 #include "fabric/nccl/test_bed.h"
+#include "fabric/nccl/watchdog.h"
 #include "kernels/cuda/device.h"
 
 namespace tide {
@@ -90,25 +91,54 @@ void CheckRank(Bootstrap& bootstrap, const Topology& topology, int gpus, unsigne
   testing::RankCheck(comm, bed, layout_case).Run();
 }
 
-class GpuCollectives : public ::testing::TestWithParam<std::pair<int, int>> {};
-
-TEST_P(GpuCollectives, ThreeLayouts) {
+// Why nothing can run here; else sets the environment of the ranks.
+std::string Prepare() {
   if (std::getenv("TIDE_NCCL_LIBRARY") == nullptr) {
-    GTEST_SKIP() << "set TIDE_NCCL_LIBRARY to a libnccl.so.2 of 2.31.2 or newer";
+    return "set TIDE_NCCL_LIBRARY to a libnccl.so.2 of 2.31.2 or newer";
   }
-  const int gpus = CountGpus();
-  if (gpus == 0) GTEST_SKIP() << "no GPU";
-  const Topology topology{GetParam().first, GetParam().second};
+  if (CountGpus() == 0) return "no GPU";
   // Several ranks on one GPU; multicast is not possible then.
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  return "";
+}
+
+class GpuCollectives : public ::testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(GpuCollectives, ThreeLayouts) {
+  const std::string missing = Prepare();
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  const int gpus = CountGpus();
+  const Topology topology{GetParam().first, GetParam().second};
   testing::RunForkedRanks(topology.Ranks(), std::chrono::seconds(180), [&](Bootstrap& bootstrap) {
     for (int i = 0; i < kLayouts && !HasFailure(); ++i) {
       CheckRank(bootstrap, topology, gpus,
                 static_cast<unsigned>(1000 * topology.nodes + 100 * topology.local_ranks + i));
     }
   });
+}
+
+TEST(GpuFailure, WatchdogEndsARankWhosePeerIsGone) {
+  const std::string missing = Prepare();
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  const int gpus = CountGpus();
+  const auto body = [&](Bootstrap& bootstrap) {
+    CommunicatorOptions options;
+    options.device = bootstrap.rank() % gpus;
+    options.nccl_library = std::getenv("TIDE_NCCL_LIBRARY");
+    options.timeout = std::chrono::seconds(20);
+    GpuBed bed;
+    Communicator comm(nccl::MakeNcclFabric(bootstrap, options), options);
+    const int group = comm.RegisterGroup("layers.3", {{"w", 4, 4, DType::kF32}});
+    const SegmentView landing = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
+    comm.Barrier();
+    if (bootstrap.rank() == 1) _exit(0);
+    const void* shard = bed.Copy(std::vector<char>(32));
+    comm.AllGather({group, {shard}, {DType::kF32}, {landing.id, 0}, bed.stream()});
+    bed.Synchronise();
+  };
+  testing::RunForkedRanks(2, std::chrono::seconds(90), body, {nccl::kWatchdogExitStatus, 0});
 }
 
 INSTANTIATE_TEST_SUITE_P(UpToEightRanks, GpuCollectives,
