@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def main(wheel: str, folder: str, target: str) -> None:
+    """Writes every file of the folder below the target."""
     prefix = folder.rstrip("/") + "/"
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

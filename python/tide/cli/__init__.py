@@ -48,7 +48,7 @@ def info() -> None:
     console.print(f"CPU target: {_core.target()}")
     found = _core.nccl()
     gpus = found["description"] or f"no collectives on GPUs: {found['reason']}"
-    console.print(f"NCCL: {gpus}", markup=False, highlight=False)
+    console.print(f"GPUs: {gpus}", markup=False, highlight=False)
     table = Table("variable", "type", "value", "from", "meaning")
     for row in _core.config():
         table.add_row(row["name"], row["type"], row["value"], row["source"], row["doc"])

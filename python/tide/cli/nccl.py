@@ -54,9 +54,12 @@ def unpack(wheel: Path, target: Path) -> Path:
     # Under its name only when whole: other processes may be looking for it.
     part = target / f".libnccl.so.2.{os.getpid()}"
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(_LIBRARY) as source:
-            with part.open("wb") as copy:
-                shutil.copyfileobj(source, copy)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(_LIBRARY) as source,
+            part.open("wb") as copy,
+        ):
+            shutil.copyfileobj(source, copy)
         part.replace(library)
     except (KeyError, zipfile.BadZipFile) as error:
         raise OSError(f"expected a wheel of {REQUIREMENT} with {_LIBRARY}, got {wheel}") from error
