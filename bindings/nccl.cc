@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr const char* kNotBuilt =
+[[maybe_unused]] constexpr const char* kNotBuilt =
     "this build has no nccl fabric: nvcc or NCCL's headers were missing when it was configured";
 
 // What a communicator would use, or why there is none.

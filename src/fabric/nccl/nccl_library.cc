@@ -34,11 +34,14 @@ ncclConfig_t MakeConfig(const CommunicatorSettings& settings) {
 class Communicator final : public NcclCommunicator {
  public:
   Communicator(Table table, ncclComm_t comm) : table_(std::move(table)), comm_(comm) {}
-  ~Communicator() override { table_->CommDestroy(comm_); }
+  ~Communicator() override { table_->comm_destroy(comm_); }
 
   CommunicatorProperties Properties() override {
-    ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
-    Check(table_->CommQueryProperties(comm_, &properties), "asking NCCL what it can do");
+    ncclCommProperties_t properties = {};
+    properties.size = sizeof properties;
+    properties.magic = NCCL_API_MAGIC;
+    properties.version = NCCL_VERSION_CODE;
+    Check(table_->comm_query_properties(comm_, &properties), "asking NCCL what it can do");
     return {properties.hostRmaSupport, properties.nLsaTeams};
   }
 
@@ -46,14 +49,14 @@ class Communicator final : public NcclCommunicator {
                                           const CommunicatorSettings& settings) override {
     ncclConfig_t config = MakeConfig(settings);
     ncclComm_t split = nullptr;
-    Check(table_->CommSplit(comm_, color, key, &split, &config), "splitting a communicator");
+    Check(table_->comm_split(comm_, color, key, &split, &config), "splitting a communicator");
     return std::make_unique<Communicator>(table_, split);
   }
 
   Window Register(void* address, int64_t bytes) override {
     ncclWindow_t window = nullptr;
-    Check(table_->CommWindowRegister(comm_, address, static_cast<size_t>(bytes), &window,
-                                     NCCL_WIN_COLL_SYMMETRIC),
+    Check(table_->comm_window_register(comm_, address, static_cast<size_t>(bytes), &window,
+                                       NCCL_WIN_COLL_SYMMETRIC),
           "registering a window");
     // Where windows are not supported NCCL reports success.
     if (window == nullptr) {
@@ -65,32 +68,32 @@ class Communicator final : public NcclCommunicator {
     return window;
   }
   void Deregister(Window window) override {
-    table_->CommWindowDeregister(comm_, static_cast<ncclWindow_t>(window));
+    table_->comm_window_deregister(comm_, static_cast<ncclWindow_t>(window));
   }
   void* PeerPointer(Window window, int peer) override {
     void* pointer = nullptr;
-    Check(table_->GetPeerDevicePointer(static_cast<ncclWindow_t>(window), 0, peer, &pointer),
+    Check(table_->get_peer_device_pointer(static_cast<ncclWindow_t>(window), 0, peer, &pointer),
           "asking for a peer's memory");
     return pointer;
   }
 
   void Send(std::span<const Transfer> transfers, Stream stream) override {
     auto* cuda_stream = static_cast<cudaStream_t>(stream);
-    Check(table_->GroupStart(), "starting a group");
+    Check(table_->group_start(), "starting a group");
     for (const Transfer& transfer : transfers) {
       if (transfer.bytes == 0) {
         Check(
-            table_->Signal(transfer.peer, transfer.signal, transfer.context, 0, comm_, cuda_stream),
+            table_->signal(transfer.peer, transfer.signal, transfer.context, 0, comm_, cuda_stream),
             "a signal");
         continue;
       }
-      Check(table_->PutSignal(transfer.src, static_cast<size_t>(transfer.bytes), ncclUint8,
-                              transfer.peer, static_cast<ncclWindow_t>(transfer.window),
-                              static_cast<size_t>(transfer.offset), transfer.signal,
-                              transfer.context, 0, comm_, cuda_stream),
+      Check(table_->put_signal(transfer.src, static_cast<size_t>(transfer.bytes), ncclUint8,
+                               transfer.peer, static_cast<ncclWindow_t>(transfer.window),
+                               static_cast<size_t>(transfer.offset), transfer.signal,
+                               transfer.context, 0, comm_, cuda_stream),
             "a put");
     }
-    Check(table_->GroupEnd(), "a group of puts");
+    Check(table_->group_end(), "a group of puts");
   }
 
   // A call for each context: up to 2.30 a launch belongs to one.
@@ -102,8 +105,8 @@ class Communicator final : public NcclCommunicator {
         descriptions_.push_back({wait.count, wait.peer, wait.signal, wait.context});
       }
       if (descriptions_.empty()) continue;
-      Check(table_->WaitSignal(static_cast<int>(descriptions_.size()), descriptions_.data(), comm_,
-                               static_cast<cudaStream_t>(stream)),
+      Check(table_->wait_signal(static_cast<int>(descriptions_.size()), descriptions_.data(), comm_,
+                                static_cast<cudaStream_t>(stream)),
             "a wait for signals");
     }
   }
@@ -125,7 +128,7 @@ class Library final : public NcclLibrary {
   }
   std::string UniqueId() override {
     ncclUniqueId id;
-    table_->Check(table_->GetUniqueId(&id), "making an id");
+    table_->Check(table_->get_unique_id(&id), "making an id");
     return {id.internal, sizeof id.internal};
   }
   std::unique_ptr<NcclCommunicator> Init(const std::string& unique_id, int world, int rank,
@@ -135,20 +138,20 @@ class Library final : public NcclLibrary {
     std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
     ncclConfig_t config = MakeConfig(settings);
     ncclComm_t comm = nullptr;
-    table_->Check(table_->CommInitRankConfig(&comm, world, id, rank, &config),
+    table_->Check(table_->comm_init_rank_config(&comm, world, id, rank, &config),
                   "connecting the ranks");
     return std::make_unique<Communicator>(table_, comm);
   }
   void* Allocate(int64_t bytes) override {
     void* address = nullptr;
-    const ncclResult_t result = table_->MemAlloc(&address, static_cast<size_t>(bytes));
+    const ncclResult_t result = table_->mem_alloc(&address, static_cast<size_t>(bytes));
     if (result != ncclSuccess) {
       throw Error(ErrorCode::kOutOfMemory, fmt::format("NCCL could not allocate {} bytes: {}",
-                                                       bytes, table_->GetLastError(nullptr)));
+                                                       bytes, table_->get_last_error(nullptr)));
     }
     return address;
   }
-  void Free(void* address) override { table_->MemFree(address); }
+  void Free(void* address) override { table_->mem_free(address); }
 
  private:
   const std::shared_ptr<NcclTable> table_;

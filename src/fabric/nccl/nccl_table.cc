@@ -50,39 +50,40 @@ void NcclTable::Check(ncclResult_t result, const char* what, ncclComm_t comm) co
   if (result == ncclSuccess) return;
   const ErrorCode code =
       result == ncclInvalidUsage ? ErrorCode::kUnsupported : ErrorCode::kInternal;
-  throw Error(code, fmt::format("{}: {} ({})", what, GetErrorString(result), GetLastError(comm)));
+  throw Error(code,
+              fmt::format("{}: {} ({})", what, get_error_string(result), get_last_error(comm)));
 }
 
 NcclTable LoadNcclTable(const std::string& path) {
   void* handle = Open(path);
   NcclTable table;
   table.path = path;
-  Find(handle, "ncclGetVersion", table, &table.GetVersion);
-  table.path = PathOf(reinterpret_cast<const void*>(table.GetVersion));
-  Find(handle, "ncclGetErrorString", table, &table.GetErrorString);
-  Find(handle, "ncclGetLastError", table, &table.GetLastError);
-  table.Check(table.GetVersion(&table.version), "asking NCCL for its version");
+  Find(handle, "ncclGetVersion", table, &table.get_version);
+  table.path = PathOf(reinterpret_cast<const void*>(table.get_version));
+  Find(handle, "ncclGetErrorString", table, &table.get_error_string);
+  Find(handle, "ncclGetLastError", table, &table.get_last_error);
+  table.Check(table.get_version(&table.version), "asking NCCL for its version");
   if (table.version < kOldestNccl) {
     throw Error(
         ErrorCode::kUnsupported,
         fmt::format("expected NCCL {} or newer, got {} from {}: {}", NcclVersionText(kOldestNccl),
                     NcclVersionText(table.version), table.path, kInstall));
   }
-  Find(handle, "ncclGetUniqueId", table, &table.GetUniqueId);
-  Find(handle, "ncclCommInitRankConfig", table, &table.CommInitRankConfig);
-  Find(handle, "ncclCommSplit", table, &table.CommSplit);
-  Find(handle, "ncclCommDestroy", table, &table.CommDestroy);
-  Find(handle, "ncclCommQueryProperties", table, &table.CommQueryProperties);
-  Find(handle, "ncclMemAlloc", table, &table.MemAlloc);
-  Find(handle, "ncclMemFree", table, &table.MemFree);
-  Find(handle, "ncclCommWindowRegister", table, &table.CommWindowRegister);
-  Find(handle, "ncclCommWindowDeregister", table, &table.CommWindowDeregister);
-  Find(handle, "ncclGetPeerDevicePointer", table, &table.GetPeerDevicePointer);
-  Find(handle, "ncclGroupStart", table, &table.GroupStart);
-  Find(handle, "ncclGroupEnd", table, &table.GroupEnd);
-  Find(handle, "ncclPutSignal", table, &table.PutSignal);
-  Find(handle, "ncclSignal", table, &table.Signal);
-  Find(handle, "ncclWaitSignal", table, &table.WaitSignal);
+  Find(handle, "ncclGetUniqueId", table, &table.get_unique_id);
+  Find(handle, "ncclCommInitRankConfig", table, &table.comm_init_rank_config);
+  Find(handle, "ncclCommSplit", table, &table.comm_split);
+  Find(handle, "ncclCommDestroy", table, &table.comm_destroy);
+  Find(handle, "ncclCommQueryProperties", table, &table.comm_query_properties);
+  Find(handle, "ncclMemAlloc", table, &table.mem_alloc);
+  Find(handle, "ncclMemFree", table, &table.mem_free);
+  Find(handle, "ncclCommWindowRegister", table, &table.comm_window_register);
+  Find(handle, "ncclCommWindowDeregister", table, &table.comm_window_deregister);
+  Find(handle, "ncclGetPeerDevicePointer", table, &table.get_peer_device_pointer);
+  Find(handle, "ncclGroupStart", table, &table.group_start);
+  Find(handle, "ncclGroupEnd", table, &table.group_end);
+  Find(handle, "ncclPutSignal", table, &table.put_signal);
+  Find(handle, "ncclSignal", table, &table.signal);
+  Find(handle, "ncclWaitSignal", table, &table.wait_signal);
   return table;
 }
 

@@ -13,24 +13,24 @@ struct NcclTable {
   std::string path;
   int version = 0;
 
-  decltype(&ncclGetVersion) GetVersion = nullptr;
-  decltype(&ncclGetErrorString) GetErrorString = nullptr;
-  decltype(&ncclGetLastError) GetLastError = nullptr;
-  decltype(&ncclGetUniqueId) GetUniqueId = nullptr;
-  decltype(&ncclCommInitRankConfig) CommInitRankConfig = nullptr;
-  decltype(&ncclCommSplit) CommSplit = nullptr;
-  decltype(&ncclCommDestroy) CommDestroy = nullptr;
-  decltype(&ncclCommQueryProperties) CommQueryProperties = nullptr;
-  decltype(&ncclMemAlloc) MemAlloc = nullptr;
-  decltype(&ncclMemFree) MemFree = nullptr;
-  decltype(&ncclCommWindowRegister) CommWindowRegister = nullptr;
-  decltype(&ncclCommWindowDeregister) CommWindowDeregister = nullptr;
-  decltype(&ncclGetPeerDevicePointer) GetPeerDevicePointer = nullptr;
-  decltype(&ncclGroupStart) GroupStart = nullptr;
-  decltype(&ncclGroupEnd) GroupEnd = nullptr;
-  decltype(&ncclPutSignal) PutSignal = nullptr;
-  decltype(&ncclSignal) Signal = nullptr;
-  decltype(&ncclWaitSignal) WaitSignal = nullptr;
+  decltype(&ncclGetVersion) get_version = nullptr;
+  decltype(&ncclGetErrorString) get_error_string = nullptr;
+  decltype(&ncclGetLastError) get_last_error = nullptr;
+  decltype(&ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&ncclCommInitRankConfig) comm_init_rank_config = nullptr;
+  decltype(&ncclCommSplit) comm_split = nullptr;
+  decltype(&ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&ncclCommQueryProperties) comm_query_properties = nullptr;
+  decltype(&ncclMemAlloc) mem_alloc = nullptr;
+  decltype(&ncclMemFree) mem_free = nullptr;
+  decltype(&ncclCommWindowRegister) comm_window_register = nullptr;
+  decltype(&ncclCommWindowDeregister) comm_window_deregister = nullptr;
+  decltype(&ncclGetPeerDevicePointer) get_peer_device_pointer = nullptr;
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
+  decltype(&ncclPutSignal) put_signal = nullptr;
+  decltype(&ncclSignal) signal = nullptr;
+  decltype(&ncclWaitSignal) wait_signal = nullptr;
 
   // Throws tide::Error with NCCL's words.
   void Check(ncclResult_t result, const char* what, ncclComm_t comm = nullptr) const;
