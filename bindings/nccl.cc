@@ -20,7 +20,7 @@ namespace {
 // What a communicator would use, or why there is none.
 nanobind::dict FindNccl() {
   nanobind::dict found;
-  const std::string path = tide::OptionsFromEnvironment().nccl_library;
+  const std::string path = tide::NcclLibrary();
   found["library"] = path;
 #ifdef TIDE_WITH_NCCL
   try {

@@ -32,6 +32,10 @@ struct Config {
 // Reads the environment now. An empty variable counts as not set.
 Config ReadConfig();
 
+// CommunicatorOptions::nccl_library: TIDE_NCCL_LIBRARY, or what `tide nccl install` left; may be
+// empty.
+std::string NcclLibrary();
+
 // The defaults with what the environment sets. Throws Error(kInvalidArgument) for a bad value.
 CommunicatorOptions OptionsFromEnvironment();
 

@@ -113,10 +113,14 @@ Config ReadConfig() {
   return config;
 }
 
+std::string NcclLibrary() {
+  const std::string named = Variable(kNcclLibrary);
+  return named.empty() ? InstalledNccl(Variable(kCache)) : named;
+}
+
 CommunicatorOptions OptionsFromEnvironment() {
   CommunicatorOptions options;
-  options.nccl_library = Variable(kNcclLibrary);
-  if (options.nccl_library.empty()) options.nccl_library = InstalledNccl(Variable(kCache));
+  options.nccl_library = NcclLibrary();
   for (const ConfigRow& row : ReadConfig().rows) {
     if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
     if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);

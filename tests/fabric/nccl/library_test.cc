@@ -41,7 +41,7 @@ TEST(NcclLibrary, SaysHowToGetOne) {
 
 // Needs the library, but neither a GPU nor a driver.
 TEST(NcclLibrary, HasAllFunctions) {
-  const std::string path = OptionsFromEnvironment().nccl_library;
+  const std::string path = NcclLibrary();
   if (path.empty()) GTEST_SKIP() << "no NCCL is installed; `tide nccl install`";
   EXPECT_EQ(nccl::LoadNccl(path)->Description().rfind("NCCL 2.", 0), 0U);
 }
