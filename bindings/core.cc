@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "kernels/host/kernels.h"
 #include "layout/format_bytes.h"
+#include "nccl.h"
 #include "plan.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
@@ -79,16 +81,22 @@ std::vector<const void*> ToPointers(const Pointers& addresses) {
   return pointers;
 }
 
+std::optional<void*> ToStream(std::optional<uintptr_t> stream) {
+  if (!stream) return std::nullopt;
+  return reinterpret_cast<void*>(*stream);  // 0 is CUDA's default stream
+}
+
 tide::AllGatherCall MakeAllGather(int group, const Pointers& shards,
-                                  const std::vector<int>& shard_dtypes, int segment,
-                                  int64_t offset) {
-  return {group, ToPointers(shards), ToDTypes(shard_dtypes), {segment, offset}};
+                                  const std::vector<int>& shard_dtypes, int segment, int64_t offset,
+                                  std::optional<uintptr_t> stream) {
+  return {group, ToPointers(shards), ToDTypes(shard_dtypes), {segment, offset}, ToStream(stream)};
 }
 
 tide::ReduceScatterCall MakeReduceScatter(int group, const std::vector<int>& params,
                                           const Pointers& grads,
                                           const std::vector<int>& grad_dtypes, uintptr_t output,
-                                          int output_dtype, float scale, bool accumulate) {
+                                          int output_dtype, float scale, bool accumulate,
+                                          std::optional<uintptr_t> stream) {
   return {group,
           params,
           ToPointers(grads),
@@ -96,7 +104,8 @@ tide::ReduceScatterCall MakeReduceScatter(int group, const std::vector<int>& par
           reinterpret_cast<void*>(output),
           ToDType(output_dtype),
           scale,
-          accumulate};
+          accumulate,
+          ToStream(stream)};
 }
 
 // Hands a share of the segment to code without Python: a context and the function that gives it
@@ -118,17 +127,23 @@ void CheckSignals() {
 class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
-                 const std::string& mode, bool share_segments) {
-    PythonBootstrap bootstrap(rank, world, std::move(exchange));
+                 const std::string& mode, bool share_segments, tide::FabricKind fabric, int device)
+      : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))) {
     tide::CommunicatorOptions options = tide::OptionsFromEnvironment();
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
     if (nodes > 0) options.nodes = nodes;
     options.reduce_scatter.mode = tide::ParseMode(mode);
     options.share_segments = share_segments;
+    options.fabric = fabric;
+    options.device = device;
     options.check_interrupt = &CheckSignals;
-    const nb::gil_scoped_release release;
-    communicator_ = std::make_unique<tide::Communicator>(bootstrap, options);
+    {
+      const nb::gil_scoped_release release;
+      communicator_ = MakeCommunicator(*bootstrap_, options);
+    }
+    // Only the nccl fabric goes on using it; what Python's callable refers to may be large.
+    if (fabric == tide::FabricKind::kHost) bootstrap_.reset();
   }
   tide::Communicator& get() {
     if (!communicator_)
@@ -138,6 +153,7 @@ class PyCommunicator {
   void Close() { communicator_.reset(); }
 
  private:
+  std::unique_ptr<PythonBootstrap> bootstrap_;  // outlives the communicator
   std::unique_ptr<tide::Communicator> communicator_;
 };
 
@@ -192,24 +208,34 @@ nb::list TakeTrace(PyCommunicator& self) {
 // `run` is the collective itself or its floor.
 void BindAllGather(nb::class_<PyCommunicator>& communicator, const char* name,
                    void (tide::Communicator::*run)(const tide::AllGatherCall&)) {
-  communicator.def(name, [run](PyCommunicator& self, int group, const Pointers& shards,
-                               const std::vector<int>& shard_dtypes, int segment, int64_t offset) {
-    const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset);
-    const nb::gil_scoped_release release;
-    (self.get().*run)(call);
-  });
+  communicator.def(
+      name,
+      [run](PyCommunicator& self, int group, const Pointers& shards,
+            const std::vector<int>& shard_dtypes, int segment, int64_t offset,
+            std::optional<uintptr_t> stream) {
+        const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset, stream);
+        const nb::gil_scoped_release release;
+        (self.get().*run)(call);
+      },
+      nb::arg("group"), nb::arg("shards"), nb::arg("shard_dtypes"), nb::arg("segment"),
+      nb::arg("offset"), nb::arg("stream") = nb::none());
 }
 
 void BindReduceScatter(nb::class_<PyCommunicator>& communicator, const char* name,
                        void (tide::Communicator::*run)(const tide::ReduceScatterCall&)) {
-  communicator.def(name, [run](PyCommunicator& self, int group, const std::vector<int>& params,
-                               const Pointers& grads, const std::vector<int>& grad_dtypes,
-                               uintptr_t output, int output_dtype, float scale, bool accumulate) {
-    const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype,
-                                        scale, accumulate);
-    const nb::gil_scoped_release release;
-    (self.get().*run)(call);
-  });
+  communicator.def(
+      name,
+      [run](PyCommunicator& self, int group, const std::vector<int>& params, const Pointers& grads,
+            const std::vector<int>& grad_dtypes, uintptr_t output, int output_dtype, float scale,
+            bool accumulate, std::optional<uintptr_t> stream) {
+        const auto call = MakeReduceScatter(group, params, grads, grad_dtypes, output, output_dtype,
+                                            scale, accumulate, stream);
+        const nb::gil_scoped_release release;
+        (self.get().*run)(call);
+      },
+      nb::arg("group"), nb::arg("params"), nb::arg("grads"), nb::arg("grad_dtypes"),
+      nb::arg("output"), nb::arg("output_dtype"), nb::arg("scale"), nb::arg("accumulate"),
+      nb::arg("stream") = nb::none());
 }
 
 void BindCollectives(nb::class_<PyCommunicator>& communicator) {
@@ -226,9 +252,11 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
-      .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool>(),
+      .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool, tide::FabricKind,
+                    int>(),
            nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
-           nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true)
+           nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true,
+           nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
@@ -313,6 +341,7 @@ NB_MODULE(_core, m) {
           "address",
           [](const tide::SegmentView& self) { return reinterpret_cast<uintptr_t>(self.address); })
       .def("lease", &Lease);
+  BindNccl(m);
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);
   BindCollectives(communicator);

@@ -8,7 +8,7 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/tide" DESTINATION "${CMAKE_INST
 
 get_property(libraries GLOBAL PROPERTY TIDE_LIBRARIES)
 # Nothing that is installed uses the GPU part, and it would tie the package to this machine's CUDA.
-list(REMOVE_ITEM libraries tide_kernels_cuda)
+list(REMOVE_ITEM libraries tide_kernels_cuda tide_fabric_nccl tide_fabric_nccl_cuda)
 install(TARGETS ${libraries} EXPORT tide-targets
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
   INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")

@@ -107,6 +107,26 @@ install_cuda() {
     die "pip could not install nvcc; install the CUDA toolkit 12.1 or newer, or set CUDA=OFF"
 }
 
+# Headers for the nccl fabric (cmake/TideNccl.cmake). The library in the wheel is not needed here.
+nccl_headers="${XDG_CACHE_HOME:-$HOME/.cache}/tide/nccl-headers"
+
+install_nccl_headers() {
+  if [ "${CUDA:-AUTO}" = OFF ] || ! has_nvcc || [ -f "$nccl_headers/nccl_device/host.h" ]; then
+    return
+  fi
+  echo "setup: fetching NCCL's headers into $nccl_headers"
+  local folder
+  folder="$(mktemp -d)"
+  if "$venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
+    --only-binary=:all: --dest "$folder" 'nvidia-nccl-cu13>=2.31.2' &&
+    "$venv/bin/python" scripts/unpack_headers.py "$folder"/*.whl nvidia/nccl/include "$nccl_headers"; then
+    :
+  else
+    echo "setup: NCCL's headers could not be fetched; the nccl fabric is left out" >&2
+  fi
+  rm -rf "$folder"
+}
+
 mode="${1:-build}"
 case "$mode" in
   build | lint) ;;
@@ -116,3 +136,4 @@ command -v "$python" >/dev/null || die "no interpreter '$python'; set PYTHON= to
 install_packages "$mode"
 install_python
 install_cuda
+install_nccl_headers

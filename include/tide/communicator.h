@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,13 @@
 #include "tide/program.h"
 
 namespace tide {
+
+class Fabric;
+
+enum class FabricKind : uint8_t {
+  kHost,  // CPU processes or threads of one machine
+  kNccl,  // a GPU a process; see nccl::MakeNcclFabric
+};
 
 // Faults and delays for tests, injected into real runs. A hook that is not set costs one branch: a
 // planned program, or an operation.
@@ -39,6 +47,11 @@ struct FaultInjection {
 };
 
 struct CommunicatorOptions {
+  FabricKind fabric = FabricKind::kHost;
+  // kNccl: index of the GPU as CUDA counts. -1: the current one.
+  int device = -1;
+  // kNccl: path of libnccl.so.2. Empty: the one that the process has loaded.
+  std::string nccl_library;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).
@@ -86,6 +99,9 @@ struct AllGatherCall {
   std::vector<const void*> shards;  // one a parameter: R_p * K_p elements
   std::vector<DType> shard_dtypes;
   SegmentAddress landing;
+  // kNccl: the caller's cudaStream_t. The call follows what the stream holds now, precedes what it
+  // gets next, and returns at once. Without one the call returns when it is done.
+  std::optional<void*> stream = {};
 };
 
 struct ReduceScatterCall {
@@ -97,6 +113,7 @@ struct ReduceScatterCall {
   DType output_dtype = DType::kF32;
   float scale = 1.0F;
   bool accumulate = false;
+  std::optional<void*> stream = {};  // as in AllGatherCall
 };
 
 // What a group's collectives look like at most.
@@ -125,9 +142,11 @@ struct TraceSpan {
 
 class Communicator {
  public:
-  // Collective. Throws Error(kUnsupported) on every rank if the ranks do not share one machine's
-  // memory.
+  // Collective, on the host fabric. Throws Error(kUnsupported) on every rank if the ranks do not
+  // share one machine's memory.
   Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options);
+  // On a fabric that was made with the same options.
+  Communicator(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

@@ -15,7 +15,7 @@ namespace tide {
 
 struct ConfigRow {
   std::string name;
-  std::string type;  // "bytes", "seconds", "count", "word", "folder"
+  std::string type;  // "bytes", "seconds", "count", "word", "folder", "file"
   std::string default_value;
   std::string doc;
   std::string value;             // what is in force
@@ -31,6 +31,10 @@ struct Config {
 
 // Reads the environment now. An empty variable counts as not set.
 Config ReadConfig();
+
+// CommunicatorOptions::nccl_library: TIDE_NCCL_LIBRARY, or what `tide nccl install` left; may be
+// empty.
+std::string NcclLibrary();
 
 // The defaults with what the environment sets. Throws Error(kInvalidArgument) for a bad value.
 CommunicatorOptions OptionsFromEnvironment();

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,12 +43,20 @@ struct CallIdentity {
   char text[kCallTextBytes] = {};  // "reduce_scatter of group 'layers.3'", cut to fit
 };
 
+// What a fabric makes of a program once, to run it many times.
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+};
+
 // One call as executors and error messages see it.
 struct Call {
   const Program* program = nullptr;
+  std::shared_ptr<Prepared> prepared;  // what the fabric made of the program
   const Binding* binding = nullptr;
   CallIdentity identity;
   const GroupLayout* layout = nullptr;  // null for a barrier
+  std::optional<void*> stream;          // see AllGatherCall
 };
 
 // Receives one span an operation.
@@ -69,7 +78,9 @@ class Fabric {
   // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment, and starts
   // at a page if the node shares it.
   virtual void CheckRange(SegmentAddress address, int64_t bytes) const = 0;
-  // Runs the program to its end; returns the seconds in which nothing could move.
+  virtual std::shared_ptr<Prepared> Prepare(const Program& /*program*/) { return nullptr; }
+  // Runs the program to its end, or enqueues it if the call has a stream; returns the seconds in
+  // which nothing could move.
   virtual double Execute(const Call& call, TraceSink* trace) = 0;
 };
 

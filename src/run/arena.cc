@@ -47,7 +47,7 @@ RegionBytes Arena::Largest(const std::vector<Need>& needs) const {
     largest.spare = std::max(largest.spare, Align(bytes.spare));
     largest.inbox = std::max(largest.inbox, Align(bytes.inbox));
     largest.generations = std::max(largest.generations, bytes.generations);
-    largest.accumulator = std::max(largest.accumulator, bytes.accumulator);
+    largest.accumulator = std::max(largest.accumulator, Align(bytes.accumulator));
     largest.stage = std::max(largest.stage,
                              AllGatherRegions(*need.layout, fabric_.topology(), all_gather_).stage);
   }
@@ -93,15 +93,10 @@ bool Arena::GrowReduceScatter(const RegionBytes& needed, int64_t slot_bytes) {
     staging.slot_bytes = slot_bytes;
     grown.staging = Align(StagingRegionBytes(fabric_.topology(), staging));
   }
-  const int64_t bytes = grown.reduce_scatter() - grown.accumulator;
-  const int64_t before = regions_.reduce_scatter() - regions_.accumulator;
-  if (grown.accumulator > regions_.accumulator) {
-    accumulator_.resize(static_cast<size_t>(grown.accumulator));
-    regions_.accumulator = grown.accumulator;
-  }
   // Every part only grows, so an equal sum means equal parts.
-  if (bytes == before) return false;
-  reduction_ = fabric_.AddSegment(bytes, "reduce-scatter regions", SegmentKind::kPerRank);
+  if (grown.reduce_scatter() == regions_.reduce_scatter()) return false;
+  reduction_ =
+      fabric_.AddSegment(grown.reduce_scatter(), "reduce-scatter regions", SegmentKind::kPerRank);
   regions_ = grown;
   reduce_scatter_.staging = staging;
   return true;
@@ -111,6 +106,7 @@ BufferAddress Arena::Address(const Buffer& buffer) const {
   const int64_t outbox = regions_.staging;
   const int64_t spare = outbox + 2 * regions_.outbox;
   const int64_t inbox = spare + 2 * regions_.spare;
+  const int64_t accumulator = inbox + regions_.generations * regions_.inbox;
   const StagingOptions& staging = reduce_scatter_.staging;
   switch (buffer.kind) {
     case BufferKind::kStage:
@@ -124,7 +120,7 @@ BufferAddress Arena::Address(const Buffer& buffer) const {
     case BufferKind::kInbox:
       return {nullptr, {reduction_.id, inbox + buffer.index * regions_.inbox}};
     case BufferKind::kAccumulator:
-      return {const_cast<char*>(accumulator_.data()), {}};
+      return {nullptr, {reduction_.id, accumulator}};
     default:
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("{} is no region of the arena", ToString(buffer)));

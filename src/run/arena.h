@@ -51,7 +51,6 @@ class Arena {
   RegionBytes regions_;
   SegmentView stage_;
   SegmentView reduction_;
-  std::vector<char> accumulator_;
 };
 
 }  // namespace tide::internal

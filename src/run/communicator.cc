@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "fabric/fabric.h"
@@ -51,6 +53,16 @@ int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options)
   return static_cast<int64_t>(key.Hash());
 }
 
+std::unique_ptr<Fabric> MakeFabric(Bootstrap& bootstrap, const CommunicatorOptions& options) {
+  if (options.fabric == FabricKind::kHost) {
+    return std::make_unique<host::HostFabric>(bootstrap, options);
+  }
+  // This library is free of CUDA, so that it is the same on every machine.
+  throw Error(ErrorCode::kUnsupported,
+              "a communicator on GPUs is made with the fabric of nccl::MakeNcclFabric "
+              "(tide::fabric_nccl_cuda); this build, or this program, has none");
+}
+
 class TraceRecorder final : public TraceSink {
  public:
   void Add(const Call& call, const Operation& op, double start, double end) override {
@@ -68,9 +80,9 @@ class TraceRecorder final : public TraceSink {
 
 class Communicator::Impl {
  public:
-  Impl(Bootstrap& bootstrap, const CommunicatorOptions& options)
+  Impl(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options)
       : options_(options),
-        fabric_(std::make_unique<host::HostFabric>(bootstrap, options)),
+        fabric_(std::move(fabric)),
         arena_(fabric_.get(), options.all_gather, options.reduce_scatter) {}
 
   Fabric& fabric() { return *fabric_; }
@@ -112,19 +124,19 @@ class Communicator::Impl {
       RollCall("all_gather", call.group, nullptr);
       if (arena_.ReserveAllGather(group.layout)) ForgetPrograms();
     }
-    const Program& program = Lookup(synchronised, [&] {
+    const Planned& planned = Lookup(synchronised, [&] {
       return PlanAllGather(group.layout, call.shard_dtypes, fabric_->topology(), fabric_->rank(),
                            arena_.all_gather());
     });
     key_.Add(call.landing.segment);
     key_.Add(call.landing.offset);
-    Bind(program, [&](const Buffer& buffer) -> BufferAddress {
+    Bind(planned.program, [&](const Buffer& buffer) -> BufferAddress {
       if (buffer.kind == BufferKind::kLanding) return {nullptr, call.landing};
       if (buffer.kind != BufferKind::kShard) return arena_.Address(buffer);
       return {const_cast<void*>(call.shards[static_cast<size_t>(buffer.index)]), {}};
     });
     binding_.scale = 1.0F;
-    Execute(program, call.group, nullptr, synchronised);
+    Execute(planned, call.stream, call.group, nullptr, synchronised);
   }
 
   void ReduceScatter(const ReduceScatterCall& call, bool synchronised) {
@@ -151,14 +163,14 @@ class Communicator::Impl {
       RollCall("reduce_scatter", call.group, &call.params);
       if (arena_.Reserve({{&group.layout, spec}})) ForgetPrograms();
     }
-    const Program& program = Lookup(synchronised, [&] {
+    const Planned& planned = Lookup(synchronised, [&] {
       return PlanReduceScatter(group.layout, spec, fabric_->topology(), fabric_->rank(),
                                arena_.reduce_scatter());
     });
     int32_t scale_bits = 0;
     std::memcpy(&scale_bits, &call.scale, sizeof scale_bits);
     key_.Add(scale_bits);
-    Bind(program, [&](const Buffer& buffer) -> BufferAddress {
+    Bind(planned.program, [&](const Buffer& buffer) -> BufferAddress {
       switch (buffer.kind) {
         case BufferKind::kGradient:
           return {const_cast<void*>(call.gradients[static_cast<size_t>(buffer.index)]), {}};
@@ -169,16 +181,16 @@ class Communicator::Impl {
       }
     });
     binding_.scale = call.scale;
-    Execute(program, call.group, &call.params, synchronised);
+    Execute(planned, call.stream, call.group, &call.params, synchronised);
   }
 
   void Barrier() {
     key_.Clear();
     key_.Add(static_cast<int64_t>(Collective::kBarrier));
-    const Program& program =
+    const Planned& planned =
         Lookup(true, [&] { return PlanBarrier(fabric_->topology(), fabric_->rank()); });
-    Bind(program, [](const Buffer&) { return BufferAddress(); });
-    Execute(program, -1, nullptr, true);
+    Bind(planned.program, [](const Buffer&) { return BufferAddress(); });
+    Execute(planned, {}, -1, nullptr, true);
   }
 
   bool poisoned() const { return poisoned_; }
@@ -188,6 +200,11 @@ class Communicator::Impl {
   TraceRecorder trace;
 
  private:
+  struct Planned {
+    Program program;
+    std::shared_ptr<Prepared> prepared;
+  };
+
   void ForgetPrograms() {  // they name offsets of the old regions
     programs_.clear();
     floors_.clear();
@@ -195,10 +212,11 @@ class Communicator::Impl {
 
   // Compares the call on all ranks before something collective that is no program happens.
   void RollCall(const char* collective, int group_id, const std::vector<int>* params) {
-    Program barrier = PlanBarrier(fabric_->topology(), fabric_->rank());
-    barrier.name = collective;
+    Planned barrier{PlanBarrier(fabric_->topology(), fabric_->rank()), nullptr};
+    barrier.program.name = collective;
+    barrier.prepared = fabric_->Prepare(barrier.program);
     binding_.buffers.clear();
-    Execute(barrier, group_id, params, true);
+    Execute(barrier, {}, group_id, params, true);
   }
 
   static void CheckCount(const char* what, const GroupLayout& layout, size_t shards,
@@ -210,14 +228,17 @@ class Communicator::Impl {
   }
 
   template <typename Plan>
-  const Program& Lookup(bool synchronised, const Plan& plan) {
+  const Planned& Lookup(bool synchronised, const Plan& plan) {
     auto& programs = synchronised ? programs_ : floors_;
     auto found = programs.find(key_.words());
     if (found == programs.end()) {
-      auto program =
-          std::make_unique<Program>(synchronised ? plan() : WithoutSynchronisation(plan()));
-      if (options_.faults.transform) *program = options_.faults.transform(std::move(*program));
-      found = programs.emplace(key_.words(), std::move(program)).first;
+      auto planned = std::make_unique<Planned>();
+      planned->program = synchronised ? plan() : WithoutSynchronisation(plan());
+      if (options_.faults.transform) {
+        planned->program = options_.faults.transform(std::move(planned->program));
+      }
+      planned->prepared = fabric_->Prepare(planned->program);
+      found = programs.emplace(key_.words(), std::move(planned)).first;
     }
     return *found->second;
   }
@@ -236,8 +257,9 @@ class Communicator::Impl {
     }
   }
 
-  void Execute(const Program& program, int group_id, const std::vector<int>* params,
-               bool synchronised) {
+  void Execute(const Planned& planned, std::optional<void*> stream, int group_id,
+               const std::vector<int>* params, bool synchronised) {
+    const Program& program = planned.program;
     if (poisoned_) {
       throw Error(
           ErrorCode::kPoisoned,
@@ -246,6 +268,8 @@ class Communicator::Impl {
     }
     Call call;
     call.program = &program;
+    call.prepared = planned.prepared;
+    call.stream = stream;
     call.binding = &binding_;
     call.layout = group_id >= 0 ? &group(group_id).layout : nullptr;
     if (synchronised) FillIdentity(group_id, params, &call);
@@ -287,8 +311,8 @@ class Communicator::Impl {
   uint64_t reduce_scatters_ = 0;
   // One sequence over all collectives; 0 is no call.
   uint64_t sequence_ = 0;
-  std::map<std::vector<int64_t>, std::unique_ptr<Program>> programs_;
-  std::map<std::vector<int64_t>, std::unique_ptr<Program>> floors_;
+  std::map<std::vector<int64_t>, std::unique_ptr<Planned>> programs_;
+  std::map<std::vector<int64_t>, std::unique_ptr<Planned>> floors_;
   CallKey key_;      // kept to reuse the memory
   Binding binding_;  // likewise
   bool poisoned_ = false;
@@ -296,7 +320,9 @@ class Communicator::Impl {
 };
 
 Communicator::Communicator(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : impl_(std::make_unique<Impl>(bootstrap, options)) {}
+    : Communicator(MakeFabric(bootstrap, options), options) {}
+Communicator::Communicator(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(fabric), options)) {}
 Communicator::~Communicator() = default;
 
 int Communicator::rank() const { return impl_->fabric().rank(); }

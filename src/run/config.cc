@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "tide/error.h"
 
@@ -18,6 +19,7 @@ constexpr const char* kTimeout = "TIDE_TIMEOUT";
 constexpr const char* kMemoryLimit = "TIDE_MEMORY_LIMIT";
 constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
 constexpr const char* kCache = "TIDE_CACHE";
+constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
 constexpr const char* kNodes = "TIDE_NODES";
 constexpr const char* kPlacement = "TIDE_PLACEMENT";
 constexpr const char* kRoundWidth = "TIDE_ROUND_WIDTH";
@@ -41,7 +43,10 @@ std::vector<ConfigRow> Table() {
       Row(kRoundWidth, "count", "2",
           "k: reduce-scatter transfers between nodes under way together"),
       Row(kPasses, "count", "1", "n_part: passes of a reduce-scatter over several nodes"),
-      Row(kCache, "folder", "~/.cache/tide", "where the file compiled against torch is kept"),
+      Row(kCache, "folder", "~/.cache/tide",
+          "where the file compiled against torch and a private NCCL are kept"),
+      Row(kNcclLibrary, "file", "that of `tide nccl install`, or the loaded one",
+          "libnccl.so.2 of 2.31.2 or newer for the collectives on GPUs"),
   };
 }
 
@@ -65,7 +70,7 @@ void ReadVariable(ConfigRow* row) {
   if (value == nullptr || *value == '\0') return;
   row->value = value;
   row->source = "environment";
-  if (row->type != "folder" && row->type != "word") ParseNumber(row);
+  if (row->type != "folder" && row->type != "file" && row->type != "word") ParseNumber(row);
   if (row->name == kPlacement) {
     try {
       ParsePlacement(row->value);
@@ -73,6 +78,23 @@ void ReadVariable(ConfigRow* row) {
       row->problem = fmt::format("{}: {}", row->name, error.what());
     }
   }
+}
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// Where `tide nccl install` puts its copy (python/tide/cli/nccl.py); empty if there is none.
+std::string InstalledNccl(const std::string& cache_folder) {
+  std::filesystem::path cache = cache_folder;
+  if (cache.empty()) {
+    const std::string home = Variable("XDG_CACHE_HOME");
+    cache = home.empty() ? Variable("HOME") + "/.cache/tide" : home + "/tide";
+  }
+  const std::filesystem::path library = cache / "nccl" / "libnccl.so.2";
+  std::error_code missing;
+  return std::filesystem::exists(library, missing) ? library.string() : "";
 }
 
 }  // namespace
@@ -91,8 +113,14 @@ Config ReadConfig() {
   return config;
 }
 
+std::string NcclLibrary() {
+  const std::string named = Variable(kNcclLibrary);
+  return named.empty() ? InstalledNccl(Variable(kCache)) : named;
+}
+
 CommunicatorOptions OptionsFromEnvironment() {
   CommunicatorOptions options;
+  options.nccl_library = NcclLibrary();
   for (const ConfigRow& row : ReadConfig().rows) {
     if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
     if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);

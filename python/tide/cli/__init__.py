@@ -1,4 +1,4 @@
-"""The command line: `tide info`, `tide plan`, `tide verify`, `tide bench ...`."""
+"""The command line: `tide info`, `tide plan`, `tide verify`, `tide bench ...`, `tide nccl ...`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from tide.bench.terminal import make_console, make_progress
+from tide.cli.nccl import nccl
 from tide.cli.plan import plan
 from tide.cli.verify import verify
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
+app.add_typer(nccl, name="nccl")
 app.command()(plan)
 app.command()(verify)
 
@@ -44,6 +46,9 @@ def info() -> None:
         f"tide {tide.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )
     console.print(f"CPU target: {_core.target()}")
+    found = _core.nccl()
+    gpus = found["description"] or f"no collectives on GPUs: {found['reason']}"
+    console.print(f"GPUs: {gpus}", markup=False, highlight=False)
     table = Table("variable", "type", "value", "from", "meaning")
     for row in _core.config():
         table.add_row(row["name"], row["type"], row["value"], row["source"], row["doc"])

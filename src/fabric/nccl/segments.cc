@@ -1,0 +1,123 @@
+#include "fabric/nccl/segments.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "fabric/nccl/agreement.h"
+#include "tide/error.h"
+#include "tide/layout.h"
+
+namespace tide::nccl {
+namespace {
+
+constexpr int64_t kSegmentBytes = int64_t{2} << 20;
+
+}  // namespace
+
+// Also owned by the tensors in it, which may outlive the communicators.
+struct Segments::Memory {
+  Memory(std::shared_ptr<NcclLibrary> from, int64_t bytes)
+      : library(std::move(from)), address(library->Allocate(bytes)) {}
+  ~Memory() { library->Free(address); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::shared_ptr<NcclLibrary> library;
+  void* address;
+};
+
+Segments::Segments(std::shared_ptr<NcclLibrary> library, Device& device,
+                   const Communicators& communicators, Bootstrap& bootstrap,
+                   const Topology& topology)
+    : library_(std::move(library)),
+      device_(device),
+      communicators_(communicators),
+      bootstrap_(bootstrap),
+      topology_(topology),
+      rank_(bootstrap.rank()) {}
+
+Segments::~Segments() {
+  for (const Segment& segment : segments_) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const Window window = segment.rails[static_cast<size_t>(lane)];
+      if (window != nullptr) communicators_.rail(static_cast<Lane>(lane))->Deregister(window);
+    }
+    communicators_.parent->Deregister(segment.parent);
+  }
+}
+
+SegmentView Segments::Add(int64_t bytes, const std::string& label) {
+  if (bytes <= 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("segment '{}': expected more than 0 bytes, got {}", label, bytes));
+  }
+  Segment segment;
+  segment.bytes = bytes;
+  const int64_t rounded = AlignUp(bytes, kSegmentBytes);
+  TakeStep(bootstrap_, "adding segment '" + label + "'",
+           fmt::format("{} bytes of '{}'", bytes, label), [&] {
+             segment.memory = std::make_shared<Memory>(library_, rounded);
+             device_.Clear(segment.memory->address, rounded);
+           });
+  TakeStep(bootstrap_, "registering segment '" + label + "'", "",
+           [&] { Register(&segment, label); });
+  SegmentView view;
+  view.id = static_cast<int>(segments_.size());
+  view.address = segment.memory->address;
+  view.bytes = bytes;
+  view.owner = segment.memory;
+  segments_.push_back(std::move(segment));
+  return view;
+}
+
+void Segments::Register(Segment* segment, const std::string& label) {
+  const int64_t bytes = AlignUp(segment->bytes, kSegmentBytes);
+  segment->parent = communicators_.parent->Register(segment->memory->address, bytes);
+  for (const Lane lane : {Lane::kControl, Lane::kAllGather, Lane::kReduceScatter}) {
+    NcclCommunicator* rail = communicators_.rail(lane);
+    // The control lane moves no data.
+    if (rail == nullptr || lane == Lane::kControl) continue;
+    segment->rails[static_cast<size_t>(lane)] = rail->Register(segment->memory->address, bytes);
+  }
+  const int node = topology_.Node(rank_);
+  for (int peer = 0; peer < topology_.Ranks(); ++peer) {
+    void* pointer = peer == rank_ ? segment->memory->address
+                                  : communicators_.parent->PeerPointer(segment->parent, peer);
+    if (pointer == nullptr && topology_.Node(peer) == node) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("segment '{}': the memory of rank {} can't be reached from rank {} of "
+                      "the same node; expected peer access between all GPUs of a node (see "
+                      "`nvidia-smi topo -p2p rw`)",
+                      label, peer, rank_));
+    }
+    segment->peers.push_back(static_cast<char*>(pointer));
+  }
+}
+
+void Segments::CheckRange(SegmentAddress address, int64_t bytes) const {
+  if (address.segment < 0 || address.segment >= static_cast<int>(segments_.size())) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("expected a segment in [0, {}), got {}",
+                                                         segments_.size(), address.segment));
+  }
+  const int64_t room = segments_[static_cast<size_t>(address.segment)].bytes;
+  if (address.offset < 0 || bytes > room - address.offset) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} bytes at offset {} do not fit into segment {} of {} bytes", bytes,
+                            address.offset, address.segment, room));
+  }
+}
+
+char* Segments::Resolve(int rank, SegmentAddress address) const {
+  char* start = segments_[static_cast<size_t>(address.segment)].peers[static_cast<size_t>(rank)];
+  if (start == nullptr) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("memory of rank {} on another node can't be reached through pointers", rank),
+        {rank_, rank, "", ""});
+  }
+  return start + address.offset;
+}
+
+}  // namespace tide::nccl
