@@ -18,7 +18,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace {
 
@@ -44,7 +43,9 @@ std::atomic<int64_t> landing_count{0};
 
 class Landing final : public c10::Allocator {
  public:
-  explicit Landing(c10::Allocator* previous) : previous_(previous) { ++landing_count; }
+  Landing(c10::Allocator* previous, c10::Device device) : previous_(previous), device_(device) {
+    ++landing_count;
+  }
   ~Landing() override { --landing_count; }
 
   void Bind(void* address, size_t bytes, Slot* slot) {
@@ -59,7 +60,7 @@ class Landing final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (slot_ == nullptr || bytes == 0 || bytes != bytes_) return previous_->allocate(bytes);
     slot_->references.fetch_add(1, std::memory_order_relaxed);
-    c10::DataPtr landed(address_, slot_, &DropSlot, c10::Device(c10::DeviceType::CPU));
+    c10::DataPtr landed(address_, slot_, &DropSlot, device_);
     Unbind();
     return landed;
   }
@@ -67,13 +68,14 @@ class Landing final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
 
   void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    std::memcpy(destination, source, bytes);
+    previous_->copy_data(destination, source, bytes);
   }
 
   c10::Allocator* previous() const { return previous_; }
 
  private:
   c10::Allocator* previous_;
+  const c10::Device device_;
   void* address_ = nullptr;
   size_t bytes_ = 0;
   Slot* slot_ = nullptr;
@@ -101,7 +103,7 @@ uint64_t tide_storage_bytes(void* storage) { return AsStorage(storage)->nbytes()
 void* tide_landing_attach(void* storage) {
   c10::StorageImpl* target = AsStorage(storage);
   if (!target->resizable() || target->allocator() == nullptr) return nullptr;
-  auto* landing = new Landing(target->allocator());
+  auto* landing = new Landing(target->allocator(), target->device());
   target->set_allocator(landing);
   return landing;
 }

@@ -23,7 +23,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     import torch.nn as nn
 
-    from tide.fsdp.enable import Handle
+    from tide.fsdp.handle import Handle
 
 __version__ = "0.1.0"
 __all__ = ["Error", "__version__", "disable", "enable"]
@@ -60,7 +60,8 @@ def enable(
         tide.Error: "invalid_argument"; "mismatch" if ranks differ in models or options;
             "out_of_memory"; "unsupported" with strict. Raised by all ranks alike.
     """
-    from tide.fsdp.enable import Options, enable_model
+    from tide.fsdp.enable import enable_model
+    from tide.fsdp.options import Options
 
     names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
     return enable_model(model, Options(mode, strict, names, timeout, nodes))

@@ -20,7 +20,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from tide.fsdp.enable import Handle, Options, enable_model, is_enabled
+from tide.fsdp.enable import enable_model, is_enabled
+from tide.fsdp.handle import Handle
+from tide.fsdp.options import Options
 from tide.fsdp.report import Report
 
 _COLLECTIVES = ("all_gather", "reduce_scatter")
@@ -112,6 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     if (problem := options.problem()) is not None:
         sys.exit(f"tide.run: {problem}")
     hook_roots(options)
+    # Before CUDA starts: with few hardware queues, streams that wait for peers hold up others.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     sys.argv = [parsed.script, *parsed.arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(parsed.script))
     runpy.run_path(parsed.script, run_name="__main__")

@@ -312,10 +312,10 @@ def test_one_collective_only(ranks: Ranks) -> None:
 
 
 def unknown(context: Context) -> None:
-    from tide.fsdp import contract_2_13
+    from tide.fsdp import contract
 
-    kept = contract_2_13.ALL_GATHER_RESULT_FIELDS
-    contract_2_13.ALL_GATHER_RESULT_FIELDS = kept[:-1]
+    kept = contract.ALL_GATHER_RESULT_FIELDS
+    contract.ALL_GATHER_RESULT_FIELDS = kept[:-1]
     try:
         model = fm.Setup(blocks=1).build()
         assert _failure(lambda: tide.enable(model, strict=True)).code == "unsupported"
@@ -324,7 +324,7 @@ def unknown(context: Context) -> None:
             groups = handle.report().groups
         assert all("not known to TIDE" in group["reason"] for group in groups)
     finally:
-        contract_2_13.ALL_GATHER_RESULT_FIELDS = kept
+        contract.ALL_GATHER_RESULT_FIELDS = kept
 
 
 def test_unknown_torch_stays_on_its_path(ranks: Ranks) -> None:

@@ -12,6 +12,8 @@ from tide.fsdp import patches
 from tide.fsdp.group import ALL_GATHER, CORE_DTYPES, GroupState, find
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
     from tide.fsdp.slots import Slot
 
 _ISSUE_NAMES = patches.parameter_names("foreach_all_gather")
@@ -35,8 +37,8 @@ def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
         return f"custom all-gather {type(call['all_gather_comm']).__name__}"
     if call["group"].size() != state.world:
         return "post-forward mesh"
-    if torch.compiler.is_compiling():
-        return "compiling"
+    if (reason := patches.untraceable()) is not None:
+        return reason
     params = call["fsdp_params"]
     if len(params) != len(state.layouts):
         return "a part of the group"
@@ -52,8 +54,14 @@ def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
     return None
 
 
-def _issue(state: GroupState, slot: Slot, params: list[Any]) -> TideAllGatherResult:
-    """Runs the collective into ``slot``."""
+def _issue(state: GroupState, slot: Slot, params: list[Any], stream: Any) -> TideAllGatherResult:
+    """Runs the collective into ``slot``; on a GPU, enqueues it behind what ``stream`` holds.
+
+    FSDP2 has made the stream wait for the shards.
+    """
+    on_gpu = state.channel.device.type == "cuda"
+    if slot.vacated is not None:
+        stream.wait_event(slot.vacated)
     shards = [param._sharded_param_data for param in params]
     try:
         state.channel.core.all_gather(
@@ -62,11 +70,13 @@ def _issue(state: GroupState, slot: Slot, params: list[Any]) -> TideAllGatherRes
             [CORE_DTYPES[shard.dtype] for shard in shards],
             slot.segment_id,
             slot.offset,
+            stream=stream.cuda_stream if on_gpu else None,
         )
     except BaseException:
         slot.release()
         raise
-    result = TideAllGatherResult(torch.empty(0), None, None, [], [], [])
+    event = stream.record_event() if on_gpu else None
+    result = TideAllGatherResult(torch.empty(0), event, None, [], [], [])
     result.state, result.slot = state, slot
     slot.promise(result)
     return result
@@ -92,7 +102,7 @@ def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
         if slot is None:
             state.fall_back(ALL_GATHER, reason or "no memory for another landing slot")
             return stock(*args, **kwargs)
-        result = _issue(state, slot, params)
+        result = _issue(state, slot, params, call["all_gather_stream"])
     state.counters.tide(ALL_GATHER)
     return result
 
@@ -106,6 +116,7 @@ def land(result: TideAllGatherResult, params: list[Any]) -> None:
     if state.landings is None:
         raise RuntimeError(f"TIDE was disabled while an all-gather of {state.name} was pending")
     state.landings.free()
+    state.slot = slot
     state.landings.bind(slot.address, slot.hold)
     try:
         for param in params:
@@ -120,6 +131,28 @@ def dispatch_copy_out(*args: Any, **kwargs: Any) -> None:
     call = {**dict(zip(_COPY_OUT_NAMES, args, strict=False)), **kwargs}
     result = call["all_gather_result"]
     if isinstance(result, TideAllGatherResult):
+        if result.all_gather_event is not None:
+            torch.cuda.current_stream().wait_event(result.all_gather_event)
         land(result, call["fsdp_params"])
         return
     patches.original("foreach_all_gather_copy_out")(*args, **kwargs)
+
+
+def _vacate(group: FSDPParamGroup) -> None:
+    """Frees the group's slot if nothing lies in it any more, as early as that is known."""
+    entry = find(group.fsdp_params[0]) if group.fsdp_params else None
+    if entry is not None and entry[0].slot is not None:
+        entry[0].slot.settle()
+        entry[0].slot = None
+
+
+def dispatch_to_sharded(group: FSDPParamGroup) -> None:
+    """Takes the place of ``FSDPParamGroup._to_sharded``."""
+    patches.original("_to_sharded")(group)
+    _vacate(group)
+
+
+def dispatch_to_sharded_post_forward(group: FSDPParamGroup) -> None:
+    """Takes the place of ``FSDPParamGroup._to_sharded_post_forward``."""
+    patches.original("_to_sharded_post_forward")(group)
+    _vacate(group)

@@ -27,10 +27,10 @@ def exchange_objects(value: object, process_group: dist.ProcessGroup) -> list[An
     return values
 
 
-def group_timeout(process_group: dist.ProcessGroup) -> float:
-    """Returns the process group's own time limit in seconds."""
+def group_timeout(process_group: dist.ProcessGroup, device: torch.device) -> float:
+    """Returns the time limit in seconds of the process group's backend for ``device``."""
     try:
-        backend = process_group._get_backend(torch.device("cpu"))
+        backend = process_group._get_backend(device)
         return backend.options._timeout.total_seconds()
     except (AttributeError, RuntimeError):
         return _DEFAULT_TIMEOUT_S
@@ -95,9 +95,15 @@ class Channel:
     share_landings = True  # among the ranks of a node; False for tests of what happens without
 
     def __init__(
-        self, process_group: dist.ProcessGroup, timeout: float, nodes: int | None, mode: str
+        self,
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: float,
+        nodes: int | None,
+        mode: str,
     ) -> None:
         self._process_group = weakref.ref(process_group)
+        self.device = device
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
         self.core = _core.Communicator(
@@ -108,6 +114,8 @@ class Channel:
             nodes=nodes or 0,
             mode=mode,
             share_segments=self.share_landings,
+            fabric=_core.Fabric.NCCL if device.type == "cuda" else _core.Fabric.HOST,
+            device=device.index if device.index is not None else -1,
         )
         self._segments: dict[int, Any] = {}
         self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
@@ -173,7 +181,7 @@ class Channel:
         self._retired = kept
 
 
-_Key = tuple[str, int | None, str]
+_Key = tuple[str, torch.device, int | None, str]
 _channels: dict[_Key, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
 
 
@@ -185,6 +193,7 @@ def _close_orphans() -> None:
 
 def channel_for(
     process_group: dist.ProcessGroup,
+    device: torch.device,
     timeout: float | None = None,
     nodes: int | None = None,
     mode: str = "in_place",
@@ -193,16 +202,17 @@ def channel_for(
 
     Args:
         process_group: the ranks.
+        device: where the parameters lie; a GPU's communicator uses the nccl fabric.
         timeout: seconds; the environment's or the process group's if None.
         nodes: virtual nodes; the environment's if None.
         mode: "in_place" or "slot_reuse".
 
     Raises:
-        tide.Error: "unsupported" if its ranks do not share memory; "invalid_argument" if nodes do
-            not divide them.
+        tide.Error: "unsupported" if its ranks do not share memory, or their GPUs or NCCL lack
+            something; "invalid_argument" if nodes do not divide them.
     """
     _close_orphans()
-    key = (process_group.group_name, nodes, mode)
+    key = (process_group.group_name, device, nodes, mode)
     known = _channels.get(key)
     same = known is not None and known[0]() is process_group
     # One rank's failed call makes the communicator useless to all.
@@ -211,8 +221,8 @@ def channel_for(
     if known is not None:
         # Failed, or of an earlier process group of that name.
         known[1].core.close()
-    seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group)
-    channel = Channel(process_group, seconds, nodes, mode)
+    seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group, device)
+    channel = Channel(process_group, device, seconds, nodes, mode)
     _channels[key] = (weakref.ref(process_group), channel)
     return channel
 

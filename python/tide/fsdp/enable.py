@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,58 +13,18 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 
 import tide
 from tide import _core
+from tide.fsdp import contract, patches, settings, storage
 from tide.fsdp import group as groups_module
-from tide.fsdp import patches, settings, storage
-from tide.fsdp.all_gather import TideAllGatherResult
 from tide.fsdp.communicators import Channel, channel_for, check_agreement
 from tide.fsdp.errors import make_error
-from tide.fsdp.group import ALL_GATHER, COLLECTIVES, REDUCE_SCATTER, GroupState
-from tide.fsdp.report import Report
+from tide.fsdp.group import ALL_GATHER, COLLECTIVES, GroupState
+from tide.fsdp.handle import Handle, handle_of, remember
+from tide.fsdp.options import Options
 from tide.fsdp.slots import SlotPool
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
-_MODES = ("auto", "in_place", "slot_reuse")
-
-
-def _is_timeout(value: object) -> bool:
-    return isinstance(value, (int, float)) and value > 0 and math.isfinite(value)
-
-
-def _is_count(value: object) -> bool:
-    """Whether the core can take ``value`` as a number of things: it fits into an int."""
-    return type(value) is int and 0 < value < 2**31
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the caller of ``tide.enable`` asked for; see there."""
-
-    mode: str = "auto"
-    strict: bool = False
-    collectives: tuple[str, ...] = COLLECTIVES
-    timeout: float | None = None
-    nodes: int | None = None
-
-    def problem(self) -> str | None:
-        """Returns what is wrong with the options, or None."""
-        if self.mode not in _MODES:
-            return f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}"
-        unknown = sorted(set(self.collectives) - set(COLLECTIVES))
-        if unknown or not self.collectives:
-            wanted = ", ".join(COLLECTIVES)
-            return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
-        if self.timeout is not None and not _is_timeout(self.timeout):
-            return f"timeout must be a positive number of seconds, not {self.timeout!r}"
-        if self.nodes is not None and not _is_count(self.nodes):
-            return f"nodes must be a positive whole number, not {self.nodes!r}"
-        return settings.problem()
-
-    def lane_mode(self) -> str:
-        """Returns the mode that decides how deep the outbox is."""
-        return "in_place" if self.mode == "auto" else self.mode
 
 
 @dataclass
@@ -76,6 +34,11 @@ class _Member:
     group: FSDPParamGroup
     state: GroupState
     kept: bool  # stays unsharded between forward and backward
+
+    @property
+    def device(self) -> torch.device:
+        """Where the group's parameters lie."""
+        return self.group.device
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -106,8 +69,9 @@ def _collect(model: nn.Module) -> list[_Member]:
     prefixes = {id(module): name for name, module in model.named_modules()}
     members = []
     for state, name, outermost in _fsdp_states(model):
-        for i, group in enumerate(state._fsdp_param_groups):
-            label = name if len(state._fsdp_param_groups) == 1 else f"{name}#{i}"
+        param_groups = contract.param_groups(state)
+        for i, group in enumerate(param_groups):
+            label = name if len(param_groups) == 1 else f"{name}#{i}"
             world = getattr(group.mesh_info, "shard_mesh_size", 1)
             layouts = []
             for param in group.fsdp_params:
@@ -218,13 +182,17 @@ def _connect(
     if not served:
         return None
     try:
-        channel = channel_for(process_group, options.timeout, options.nodes, options.lane_mode())
+        device = served[0].device
+        channel = channel_for(
+            process_group, device, options.timeout, options.nodes, options.lane_mode()
+        )
     except _core.Error as error:
         if error.code != "unsupported":
             raise
+        reason = str(error) if device.type == "cuda" else f"not one node: {error}"
         for member in served:
             for collective in COLLECTIVES:
-                member.state.reasons.setdefault(collective, f"not one node: {error}")
+                member.state.reasons.setdefault(collective, reason)
         _check_strict(served)
         return None
     channel.reclaim()
@@ -237,142 +205,6 @@ def _connect(
         pool.close()
         raise
     return pool
-
-
-def _reasons(state: GroupState) -> set[str]:
-    """Returns why the group, or some of its calls so far, run on torch's path."""
-    reasons = set(state.reasons.values())
-    if len(state.reasons) == 1:
-        reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
-    for collective, reason in state.counters.reasons:
-        if reason != state.reasons.get(collective):
-            reasons.add(f"some calls of {collective}: {reason}")
-    return reasons
-
-
-class Handle:
-    """An enabled model. Disabled by ``disable()`` or ``tide.disable(model)``."""
-
-    def __init__(
-        self, model: nn.Module, options: Options, states: list[GroupState], pools: list[SlotPool]
-    ) -> None:
-        self._model = weakref.ref(model)
-        self._options, self._states, self._pools = options, states, pools
-        self._enabled = True
-        # The model may die enabled; nothing in the program's order follows from that.
-        self._at_death = weakref.finalize(model, _abandon, states, pools)
-        self._at_death.atexit = False
-
-    @property
-    def counters(self) -> dict[str, dict[str, Any]]:
-        """Calls of all groups: {collective: {"tide", "stock", "reasons": {reason: calls}}}."""
-        total = groups_module.CallCounters()
-        for state in self._states:
-            total.calls.update(state.counters.calls)
-            total.reasons.update(state.counters.reasons)
-        return total.as_dict()
-
-    @property
-    def pools(self) -> tuple[SlotPool, ...]:
-        """The landing slots, one pool for each process group."""
-        return tuple(self._pools)
-
-    def _timeout_notes(self) -> set[str]:
-        """Says if a communicator made earlier keeps another time limit than was asked for."""
-        asked = self._options.timeout
-        channels = [state.channel for state in self._states if state.channel is not None]
-        return {
-            f"the communicator was made earlier with a timeout of {channel.timeout:g} s"
-            for channel in channels
-            if asked is not None and channel.timeout != asked
-        }
-
-    def _unshared_notes(self) -> set[str]:
-        """Says why ranks of a node do not share their landings, if so."""
-        reasons = {pool.unshared_reason for pool in self._pools}
-        return {f"every rank has landings of its own ({why})" for why in reasons if why}
-
-    def _node_notes(self) -> set[str]:
-        """Says how ranks are split into virtual nodes, if they are."""
-        cores = [state.channel.core for state in self._states if state.channel is not None]
-        return {
-            f"{core.nodes} virtual nodes of {core.local_ranks} ranks"
-            for core in cores
-            if core.nodes > 1
-        }
-
-    def report(self) -> Report:
-        """Returns which collective of which group runs where, and why."""
-        rows = []
-        for state in self._states:
-            rows.append(
-                {
-                    "name": state.name,
-                    "all_gather": state.path(ALL_GATHER),
-                    "reduce_scatter": state.path(REDUCE_SCATTER),
-                    "reason": "; ".join(sorted(_reasons(state))),
-                    "landing_bytes": state.landing_bytes if ALL_GATHER not in state.reasons else 0,
-                    "calls": state.counters.as_dict(),
-                }
-            )
-        unshared = self._unshared_notes()
-        notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
-        if self._options.mode == "slot_reuse":
-            notes.append(
-                "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
-                "autograd left them, because on CPU they are consumed inside the call"
-            )
-        if not self._enabled:
-            notes.append("disabled")
-        memory = {
-            "landing": sum(pool.bytes for pool in self._pools),
-            "slots": sum(len(pool.slots) for pool in self._pools),
-        }
-        world = max((state.world for state in self._states), default=1)
-        owner = "rank" if unshared else "node"
-        return Report(rows, self._options.mode, notes, memory, world, owner)
-
-    def disable(self) -> None:
-        """Returns the model to torch's collectives; a second call does nothing.
-
-        To be called at the same point of the program on all ranks.
-        """
-        if not self._enabled:
-            return
-        self._enabled = False
-        self._at_death.detach()
-        for state in self._states:
-            group = state.group_ref()
-            if group is not None:
-                # A prefetch that nobody waited for is gathered again by torch when needed.
-                if isinstance(group._all_gather_result, TideAllGatherResult):
-                    group._all_gather_result = None
-                groups_module.forget_params(group.fsdp_params)
-            state.detach()
-        for pool in self._pools:
-            pool.close()
-        patches.remove()
-        model = self._model()
-        if model is not None:
-            _handles.pop(model, None)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.disable()
-
-
-def _abandon(states: list[GroupState], pools: list[SlotPool]) -> None:
-    """Cleans up after a model that was garbage-collected while enabled."""
-    for state in states:
-        state.detach()
-    for pool in pools:
-        pool.abandon()
-    patches.remove()
-
-
-_handles: weakref.WeakKeyDictionary[nn.Module, Handle] = weakref.WeakKeyDictionary()
 
 
 def enable_model(model: nn.Module, options: Options) -> Handle:
@@ -402,7 +234,7 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
     if dist.get_rank() == 0:
         settings.warn_of_unknown()
     handle = Handle(model, options, [member.state for member in members], pools)
-    _handles[model] = handle
+    remember(model, handle)
     return handle
 
 
@@ -413,7 +245,7 @@ def is_enabled(model: nn.Module) -> bool:
 
 def disable_model(model: nn.Module) -> None:
     """Implements ``tide.disable``."""
-    handle = _handles.get(model)
+    handle = handle_of(model)
     if handle is None:
         raise make_error("invalid_argument", "the model is not enabled", operation="disable")
     handle.disable()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     from tide.fsdp.communicators import Channel
-    from tide.fsdp.slots import SlotPool
+    from tide.fsdp.slots import Slot, SlotPool
 
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
@@ -95,12 +95,15 @@ def _both_reasons(group: FSDPParamGroup, layouts: list[ParamLayout]) -> str | No
     mesh_info = group.mesh_info
     if type(mesh_info) is not FSDPMeshInfo:
         return f"2-D mesh or replication ({type(mesh_info).__name__})"
-    if mesh_info.is_spmd_mesh:
+    if getattr(mesh_info, "is_spmd_mesh", False):  # as of torch 2.13
         return "parameters on an SPMD mesh"
     if mesh_info.shard_mesh_size == 1:
         return "world size 1"
-    if group.device.type != "cpu":
-        return f"GPU fabric not built (parameters on {group.device.type})"
+    if group.device.type == "cuda":
+        if missing := _core.nccl()["reason"]:
+            return f"no collectives on GPUs: {missing}"
+    elif group.device.type != "cpu":
+        return f"parameters on {group.device.type}"
     for param, layout in zip(group.fsdp_params, layouts, strict=True):
         if param.offload_to_cpu:
             return "CPU offload"
@@ -201,6 +204,7 @@ class GroupState:
         self.gather_dtypes = [CORE_DTYPES.get(layout.dtype, -1) for layout in layouts]
         self.outputs: list[torch.Tensor] = []
         self.landings: LandingSet | None = None
+        self.slot: Slot | None = None  # where the outputs lie, or lay last
 
     def path(self, collective: str) -> str:
         """Returns "tide" or "stock"."""

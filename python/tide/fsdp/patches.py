@@ -1,4 +1,4 @@
-"""Puts TIDE's dispatchers in the place of four functions of torch's FSDP2, and takes them out.
+"""Puts TIDE's dispatchers in the place of six functions of torch's FSDP2, and takes them out.
 
 Patched once while at least one model is enabled. Each dispatcher passes calls that do not belong
 to an enabled group to the original function, arguments untouched.
@@ -11,18 +11,20 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed.fsdp._fully_shard._fsdp_collectives as collectives
 import torch.distributed.fsdp._fully_shard._fsdp_param as param_module
 import torch.distributed.fsdp._fully_shard._fsdp_param_group as group_module
 
-from tide.fsdp import contract_2_13
+from tide.fsdp import contract
 
-_CONTRACTS = (contract_2_13,)
 _PATCHED = (
     (group_module, "foreach_all_gather"),
     (group_module, "foreach_all_gather_copy_out"),
     (group_module, "foreach_reduce"),
     (collectives, "foreach_reduce_scatter_copy_in"),
+    (group_module.FSDPParamGroup, "_to_sharded"),
+    (group_module.FSDPParamGroup, "_to_sharded_post_forward"),
 )
 
 _users = 0
@@ -30,8 +32,8 @@ _originals: dict[str, Callable[..., Any]] = {}
 _installed: dict[str, Callable[..., Any]] = {}
 
 
-def _deviation(contract: Any) -> str | None:
-    """Says where the installed torch differs from ``contract``, or None."""
+def _deviation() -> str | None:
+    """Says where the installed torch differs from the contract, or None."""
     for name, expected in contract.PARAMETERS.items():
         function = _originals.get(name) or getattr(collectives, name, None)
         if function is None:
@@ -41,7 +43,7 @@ def _deviation(contract: Any) -> str | None:
             return f"{name} takes {found}, expected {expected}"
     reduce = _originals.get("foreach_reduce") or collectives.foreach_reduce
     results = len(typing.get_args(inspect.signature(reduce).return_annotation))
-    if results != contract.FOREACH_REDUCE_RESULTS:
+    if results not in contract.FOREACH_REDUCE_RESULTS:
         return f"foreach_reduce returns {results} items, not {contract.FOREACH_REDUCE_RESULTS}"
     if collectives.AllGatherResult._fields != contract.ALL_GATHER_RESULT_FIELDS:
         return f"AllGatherResult has fields {collectives.AllGatherResult._fields}"
@@ -56,16 +58,23 @@ def _deviation(contract: Any) -> str | None:
 
 
 def unknown_torch() -> str | None:
-    """Returns why TIDE does not know the installed FSDP2, or None if a contract fits."""
-    deviations = [_deviation(contract) for contract in _CONTRACTS]
-    if None in deviations:
-        return None
-    return f"FSDP2 of this torch is not known to TIDE: {deviations[0]}"
+    """Returns why TIDE does not know the installed FSDP2, or None if the contract fits."""
+    deviation = _deviation()
+    return None if deviation is None else f"FSDP2 of this torch is not known to TIDE: {deviation}"
 
 
 def parameter_names(name: str) -> tuple[str, ...]:
     """Returns the parameter names of a patched function, in order."""
-    return contract_2_13.PARAMETERS[name]
+    return contract.PARAMETERS[name]
+
+
+def untraceable() -> str | None:
+    """Returns why a call that is under way can't be TIDE's, whatever it is, or None."""
+    if torch.compiler.is_compiling():
+        return "compiling"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "CUDA graph capture"
+    return None
 
 
 def original(name: str) -> Callable[..., Any]:
@@ -86,6 +95,8 @@ def install() -> None:
         "foreach_all_gather_copy_out": all_gather.dispatch_copy_out,
         "foreach_reduce": reduce_scatter.dispatch_reduce,
         "foreach_reduce_scatter_copy_in": reduce_scatter.dispatch_copy_in,
+        "_to_sharded": all_gather.dispatch_to_sharded,
+        "_to_sharded_post_forward": all_gather.dispatch_to_sharded_post_forward,
     }
     for module, name in _PATCHED:
         _originals.setdefault(name, getattr(module, name))

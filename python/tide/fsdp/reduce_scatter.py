@@ -61,6 +61,7 @@ class _OpenCall(ReduceScatter):
                 f"reduce-scatter, but the copy-in gave {len(grads)}"
             )
         dtypes = [CORE_DTYPES[grad.dtype] for grad in grads]
+        on_gpu = state.channel.device.type == "cuda"
         state.channel.core.reduce_scatter(
             state.gid,
             self._indices,
@@ -70,8 +71,12 @@ class _OpenCall(ReduceScatter):
             CORE_DTYPES[output_tensor.dtype],
             self._scale,
             False,
+            stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
         )
-        # Peers have read them; the memory serves the rest of the backward.
+        if on_gpu:
+            # FSDP2 keeps the input until the stream of the gradients has waited for this call.
+            input_tensor._tide_gradients = grads
+        # On CPUs peers have read them; the memory serves the rest of the backward.
         self._grads = []
         self.done = True
 
@@ -114,8 +119,8 @@ def _call_reason(state: GroupState, call: dict[str, Any], entries: list[Any]) ->
     group = call["reduce_scatter_group"]
     if group is None or group.size() != state.world:
         return "another process group"
-    if torch.compiler.is_compiling():
-        return "compiling"
+    if (reason := patches.untraceable()) is not None:
+        return reason
     return _dtype_reason(state, call, entries)
 
 

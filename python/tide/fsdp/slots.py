@@ -12,6 +12,8 @@ import mmap
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tide._core import Error
 from tide.fsdp.storage import SlotHold
 
@@ -38,11 +40,14 @@ class SlotState(enum.Enum):
 class Slot:
     """One range of a segment: ``capacity`` bytes at ``offset``, mapped at ``address``.
 
-    The ranks of a node share the memory. What a rank changes in place there stays its own, until
-    the next all-gather to the slot.
+    On CPUs the ranks of a node share the memory. What a rank changes in place there stays its own,
+    until the next all-gather to the slot.
+
+    On GPUs ``vacated`` is reached when the work that read the slot has run; None if nothing did.
     """
 
     __slots__ = (
+        "_device",
         "_group",
         "_result",
         "address",
@@ -52,10 +57,14 @@ class Slot:
         "offset",
         "segment_id",
         "state",
+        "vacated",
     )
 
-    def __init__(self, index: int, segment: Any, offset: int, capacity: int) -> None:
+    def __init__(
+        self, index: int, segment: Any, offset: int, capacity: int, device: torch.device
+    ) -> None:
         self.index = index
+        self._device = device
         self.segment_id: int = segment.id
         self.offset, self.capacity = offset, capacity
         self.address: int = segment.address + offset
@@ -63,6 +72,7 @@ class Slot:
         self.state = SlotState.FREE
         self._group: weakref.ref[Any] | None = None
         self._result: object = None
+        self.vacated: torch.cuda.Event | None = None
 
     def start(self, group: Any) -> None:
         """Marks an all-gather of ``group``, an FSDPParamGroup, as under way."""
@@ -77,8 +87,10 @@ class Slot:
         self.state, self._result = SlotState.LIVE, None
 
     def release(self) -> None:
-        """Marks the slot as free."""
+        """Marks the slot as free once the current stream has run what it holds."""
         self.state, self._group, self._result = SlotState.FREE, None, None
+        if self._device.type == "cuda":
+            self.vacated = torch.cuda.current_stream(self._device).record_event()
 
     def settle(self) -> None:
         """Frees the slot if its all-gather was dropped or its last storage was resized to zero."""
@@ -112,7 +124,8 @@ class SlotPool:
             tide.Error: "out_of_memory", on all ranks.
         """
         for segment, offset, capacity in self._channel.take_ranges(sizes, self._label):
-            self.slots.append(Slot(len(self.slots), segment, offset, capacity))
+            slot = Slot(len(self.slots), segment, offset, capacity, self._channel.device)
+            self.slots.append(slot)
 
     def acquire(self, size: int, group: Any) -> Slot | None:
         """Returns the smallest free slot of at least ``size`` bytes, growing if there is none.

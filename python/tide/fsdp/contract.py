@@ -1,9 +1,13 @@
-"""What TIDE relies on inside torch.distributed.fsdp for torch 2.13 and 2.14.
+"""What TIDE relies on inside torch.distributed.fsdp for torch 2.11 to 2.14.
 
 Checked against the installed torch before anything is patched; nothing here imports torch.
 """
 
-VERSIONS = "2.13 - 2.14"
+from __future__ import annotations
+
+from typing import Any
+
+VERSIONS = "2.11 - 2.14"
 
 # Parameter names, in order, of the functions that are patched or called.
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -45,7 +49,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-FOREACH_REDUCE_RESULTS = 7
+# Six up to 2.12; 2.13 adds the stream of the last reduction.
+FOREACH_REDUCE_RESULTS = (6, 7)
 
 ALL_GATHER_RESULT_FIELDS: tuple[str, ...] = (
     "all_gather_output",
@@ -58,4 +63,18 @@ ALL_GATHER_RESULT_FIELDS: tuple[str, ...] = (
 
 # Attributes of FSDPParam's class and of FSDPParamGroup's class that TIDE reads or calls.
 PARAM_METHODS: tuple[str, ...] = ("alloc_all_gather_outputs", "init_all_gather_outputs")
-GROUP_ATTRIBUTES: tuple[str, ...] = ("unshard", "wait_for_unshard", "post_backward")
+GROUP_ATTRIBUTES: tuple[str, ...] = (
+    "unshard",
+    "wait_for_unshard",
+    "post_backward",
+    "_to_sharded",
+    "_to_sharded_post_forward",
+)
+
+
+def param_groups(state: Any) -> list[Any]:
+    """Returns the FSDPParamGroups of an FSDPState: a list as of 2.12, one or None before."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return groups

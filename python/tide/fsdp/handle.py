@@ -1,0 +1,170 @@
+"""An enabled model: its report, its counters, and the way back to torch's collectives."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from tide.fsdp import group as groups_module
+from tide.fsdp import patches
+from tide.fsdp.all_gather import TideAllGatherResult
+from tide.fsdp.group import ALL_GATHER, REDUCE_SCATTER, GroupState
+from tide.fsdp.options import Options
+from tide.fsdp.report import Report
+from tide.fsdp.slots import SlotPool
+
+if TYPE_CHECKING:
+    from tide.fsdp.communicators import Channel
+
+
+def _reasons(state: GroupState) -> set[str]:
+    """Returns why the group, or some of its calls so far, run on torch's path."""
+    reasons = set(state.reasons.values())
+    if len(state.reasons) == 1:
+        reasons = {f"{name}: {reason}" for name, reason in state.reasons.items()}
+    for collective, reason in state.counters.reasons:
+        if reason != state.reasons.get(collective):
+            reasons.add(f"some calls of {collective}: {reason}")
+    return reasons
+
+
+class Handle:
+    """An enabled model. Disabled by ``disable()`` or ``tide.disable(model)``."""
+
+    def __init__(
+        self, model: nn.Module, options: Options, states: list[GroupState], pools: list[SlotPool]
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._options, self._states, self._pools = options, states, pools
+        self._enabled = True
+        # The model may die enabled; nothing in the program's order follows from that.
+        self._at_death = weakref.finalize(model, _abandon, states, pools)
+        self._at_death.atexit = False
+
+    @property
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """Calls of all groups: {collective: {"tide", "stock", "reasons": {reason: calls}}}."""
+        total = groups_module.CallCounters()
+        for state in self._states:
+            total.calls.update(state.counters.calls)
+            total.reasons.update(state.counters.reasons)
+        return total.as_dict()
+
+    @property
+    def pools(self) -> tuple[SlotPool, ...]:
+        """The landing slots, one pool for each process group."""
+        return tuple(self._pools)
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The communicators in use, one for each process group."""
+        found = {id(s.channel): s.channel for s in self._states if s.channel is not None}
+        return tuple(found.values())
+
+    def _timeout_notes(self) -> set[str]:
+        """Says if a communicator made earlier keeps another time limit than was asked for."""
+        asked = self._options.timeout
+        return {
+            f"the communicator was made earlier with a timeout of {channel.timeout:g} s"
+            for channel in self.channels
+            if asked is not None and channel.timeout != asked
+        }
+
+    def _unshared_notes(self) -> set[str]:
+        """Says why ranks of a node do not share their landings, if so."""
+        reasons = {pool.unshared_reason for pool in self._pools}
+        return {f"every rank has landings of its own ({why})" for why in reasons if why}
+
+    def _node_notes(self) -> set[str]:
+        """Says how ranks are split into virtual nodes, if they are."""
+        cores = [channel.core for channel in self.channels]
+        return {
+            f"{core.nodes} virtual nodes of {core.local_ranks} ranks"
+            for core in cores
+            if core.nodes > 1
+        }
+
+    def report(self) -> Report:
+        """Returns which collective of which group runs where, and why."""
+        rows = []
+        for state in self._states:
+            rows.append(
+                {
+                    "name": state.name,
+                    "all_gather": state.path(ALL_GATHER),
+                    "reduce_scatter": state.path(REDUCE_SCATTER),
+                    "reason": "; ".join(sorted(_reasons(state))),
+                    "landing_bytes": state.landing_bytes if ALL_GATHER not in state.reasons else 0,
+                    "calls": state.counters.as_dict(),
+                }
+            )
+        unshared = self._unshared_notes()
+        notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
+        if self._options.mode == "slot_reuse":
+            notes.append(
+                "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
+                "autograd left them, because on CPU they are consumed inside the call"
+            )
+        if not self._enabled:
+            notes.append("disabled")
+        memory = {
+            "landing": sum(pool.bytes for pool in self._pools),
+            "slots": sum(len(pool.slots) for pool in self._pools),
+        }
+        world = max((state.world for state in self._states), default=1)
+        owner = "rank" if unshared else "node"
+        return Report(rows, self._options.mode, notes, memory, world, owner)
+
+    def disable(self) -> None:
+        """Returns the model to torch's collectives; a second call does nothing.
+
+        To be called at the same point of the program on all ranks.
+        """
+        if not self._enabled:
+            return
+        self._enabled = False
+        self._at_death.detach()
+        for state in self._states:
+            group = state.group_ref()
+            if group is not None:
+                # A prefetch that nobody waited for is gathered again by torch when needed.
+                if isinstance(group._all_gather_result, TideAllGatherResult):
+                    group._all_gather_result = None
+                groups_module.forget_params(group.fsdp_params)
+            state.detach()
+        for pool in self._pools:
+            pool.close()
+        patches.remove()
+        model = self._model()
+        if model is not None:
+            _handles.pop(model, None)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.disable()
+
+
+def _abandon(states: list[GroupState], pools: list[SlotPool]) -> None:
+    """Cleans up after a model that was garbage-collected while enabled."""
+    for state in states:
+        state.detach()
+    for pool in pools:
+        pool.abandon()
+    patches.remove()
+
+
+_handles: weakref.WeakKeyDictionary[nn.Module, Handle] = weakref.WeakKeyDictionary()
+
+
+def remember(model: nn.Module, handle: Handle) -> None:
+    """Makes ``handle_of`` know the handle of an enabled model."""
+    _handles[model] = handle
+
+
+def handle_of(model: nn.Module) -> Handle | None:
+    """Returns the handle of an enabled model."""
+    return _handles.get(model)

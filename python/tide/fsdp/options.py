@@ -1,0 +1,49 @@
+"""What the caller of ``tide.enable`` asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tide.fsdp import settings
+from tide.fsdp.group import COLLECTIVES
+
+_MODES = ("auto", "in_place", "slot_reuse")
+
+
+def _is_timeout(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0 and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    """Whether the core can take ``value`` as a number of things: it fits into an int."""
+    return type(value) is int and 0 < value < 2**31
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of ``tide.enable`` asked for; see there."""
+
+    mode: str = "auto"
+    strict: bool = False
+    collectives: tuple[str, ...] = COLLECTIVES
+    timeout: float | None = None
+    nodes: int | None = None
+
+    def problem(self) -> str | None:
+        """Returns what is wrong with the options, or None."""
+        if self.mode not in _MODES:
+            return f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}"
+        unknown = sorted(set(self.collectives) - set(COLLECTIVES))
+        if unknown or not self.collectives:
+            wanted = ", ".join(COLLECTIVES)
+            return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
+        if self.timeout is not None and not _is_timeout(self.timeout):
+            return f"timeout must be a positive number of seconds, not {self.timeout!r}"
+        if self.nodes is not None and not _is_count(self.nodes):
+            return f"nodes must be a positive whole number, not {self.nodes!r}"
+        return settings.problem()
+
+    def lane_mode(self) -> str:
+        """Returns the mode that decides how deep the outbox is."""
+        return "in_place" if self.mode == "auto" else self.mode
