@@ -129,13 +129,12 @@ class PyCommunicator {
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
                  const std::string& mode, bool share_segments, tide::FabricKind fabric, int device)
       : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))) {
-    tide::CommunicatorOptions options = tide::OptionsFromEnvironment();
+    tide::CommunicatorOptions options = tide::OptionsFromEnvironment(fabric);
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
     if (nodes > 0) options.nodes = nodes;
     options.reduce_scatter.mode = tide::ParseMode(mode);
     options.share_segments = share_segments;
-    options.fabric = fabric;
     options.device = device;
     options.check_interrupt = &CheckSignals;
     {

@@ -36,8 +36,9 @@ Config ReadConfig();
 // empty.
 std::string NcclLibrary();
 
-// The defaults with what the environment sets. Throws Error(kInvalidArgument) for a bad value.
-CommunicatorOptions OptionsFromEnvironment();
+// The fabric's defaults with what the environment sets. Throws Error(kInvalidArgument) for a bad
+// value.
+CommunicatorOptions OptionsFromEnvironment(FabricKind fabric = FabricKind::kHost);
 
 }  // namespace tide
 

@@ -23,6 +23,9 @@ struct StagingOptions {
   int64_t slot_bytes = 0;
   // Slots for each local rank that fills; chunk c of a call uses slot c mod slots.
   int slots = 1;
+  // The last chunks of a block halve down to this many bytes, so that little is left to sum when
+  // the last one has arrived. 0: all chunks but the last fill their slots.
+  int64_t taper_bytes = 0;
 };
 
 // Constants of the all-gather lane: equal for all groups and ranks.

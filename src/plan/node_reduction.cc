@@ -71,8 +71,8 @@ void NodeReduction::Reduce(const Unit& unit, const Target& to) {
   for (int i = 0; i < builder_.siblings(); ++i) {
     const int local = builder_.topology().Local(builder_.Sibling(i));
     const auto rows = static_cast<int>(Rows(unit, local).size());
-    const int64_t slot = builder_.siblings() > 1 ? staging_.slot_bytes : 0;
-    chunks.push_back(span_.CutIntoChunks(Part(unit, local), rows, slot));
+    const StagingOptions& staging = builder_.siblings() > 1 ? staging_ : StagingOptions{};
+    chunks.push_back(span_.CutIntoChunks(Part(unit, local), rows, staging));
     most = std::max(most, chunks.back().size());
   }
   for (size_t c = 0; c < most; ++c) {

@@ -85,24 +85,38 @@ int64_t ShardSpan::StagedBytes() const {
   return bytes;
 }
 
-std::vector<Chunk> ShardSpan::CutIntoChunks(Interval interval, int rows, int64_t slot_bytes) const {
-  const int64_t capacity = slot_bytes > 0 ? slot_bytes / kStagingAlignment * kStagingAlignment
-                                          : std::numeric_limits<int64_t>::max();
-  if (capacity < rows * kStagingAlignment) {
+std::vector<Chunk> ShardSpan::CutIntoChunks(Interval interval, int rows,
+                                            const StagingOptions& staging) const {
+  const int64_t slot_bytes = staging.slot_bytes;
+  const int64_t slot = slot_bytes > 0 ? slot_bytes / kStagingAlignment * kStagingAlignment
+                                      : std::numeric_limits<int64_t>::max();
+  if (slot < rows * kStagingAlignment) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("staging slot: expected at least {} bytes, {} for each of {} rows, "
                             "got {}",
                             rows * kStagingAlignment, kStagingAlignment, rows, slot_bytes));
   }
+  const std::vector<SpanRun> runs = Runs(interval);
+  int64_t ahead = 0;  // bytes that are not cut yet
+  for (const SpanRun& run : runs) {
+    ahead += rows * AlignUp(run.elems * item(run.participant), kStagingAlignment);
+  }
+  const auto capacity_now = [&] {
+    if (staging.taper_bytes <= 0) return slot;
+    const int64_t least = std::max(staging.taper_bytes, rows * kStagingAlignment);
+    return std::min(slot, AlignUp(std::max(ahead / 2, least), kStagingAlignment));
+  };
   std::vector<Chunk> chunks(1);
   int64_t used = 0;
-  for (const SpanRun& whole : Runs(interval)) {
+  int64_t capacity = capacity_now();
+  for (const SpanRun& whole : runs) {
     const int64_t width = item(whole.participant);
     for (SpanRun left = whole; left.elems > 0;) {
       const int64_t room = (capacity - used) / rows / kStagingAlignment * kStagingAlignment;
       if (room == 0) {
         chunks.emplace_back();
         used = 0;
+        capacity = capacity_now();
         continue;
       }
       SpanRun run = left;
@@ -110,6 +124,7 @@ std::vector<Chunk> ShardSpan::CutIntoChunks(Interval interval, int rows, int64_t
       const int64_t stride = AlignUp(run.elems * width, kStagingAlignment);
       chunks.back().push_back({run, used, stride});
       used += rows * stride;
+      ahead -= rows * stride;
       left.first_elem += run.elems;
       left.position += run.elems;
       left.elems -= run.elems;

@@ -62,10 +62,11 @@ class ShardSpan {
   int64_t LiveElems(const SpanRun& run, int rank) const;
   // Bytes that the shards of one rank take when staged whole: one row of every run.
   int64_t StagedBytes() const;
-  // Covers `rows` rows of the interval once, in order; every chunk fits `slot_bytes` (<= 0: no
+  // Covers `rows` rows of the interval once, in order; every chunk fits a slot (slot_bytes <= 0: no
   // bound). At least one chunk. Throws Error(kInvalidArgument) if a slot can't hold a cache line of
   // each row.
-  std::vector<Chunk> CutIntoChunks(Interval interval, int rows, int64_t slot_bytes) const;
+  std::vector<Chunk> CutIntoChunks(Interval interval, int rows,
+                                   const StagingOptions& staging) const;
 
  private:
   const GroupLayout& layout_;

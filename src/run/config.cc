@@ -18,6 +18,8 @@ namespace {
 constexpr const char* kTimeout = "TIDE_TIMEOUT";
 constexpr const char* kMemoryLimit = "TIDE_MEMORY_LIMIT";
 constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
+constexpr const char* kStagingSlots = "TIDE_STAGING_SLOTS";
+constexpr const char* kSumCtas = "TIDE_SUM_CTAS";
 constexpr const char* kCache = "TIDE_CACHE";
 constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
 constexpr const char* kNodes = "TIDE_NODES";
@@ -26,6 +28,10 @@ constexpr const char* kRoundWidth = "TIDE_ROUND_WIDTH";
 constexpr const char* kPasses = "TIDE_PASSES";
 // 31 years; as nanoseconds it fits into 64 bits.
 constexpr double kMostSeconds = 1e9;
+
+// Large chunks keep the copy engines busy, and the sum of one runs beside the copy of the next.
+constexpr StagingOptions kGpuStaging = {
+    .slot_bytes = int64_t{64} << 20, .slots = 2, .taper_bytes = int64_t{4} << 20};
 
 ConfigRow Row(const char* name, const char* type, const char* default_value, const char* doc) {
   return {name, type, default_value, doc, default_value, "default", std::nullopt, ""};
@@ -36,8 +42,10 @@ std::vector<ConfigRow> Table() {
       Row(kTimeout, "seconds", "the process group's",
           "how long any wait may take before it is an error"),
       Row(kMemoryLimit, "bytes", "none", "act as if only this much memory were available"),
-      Row(kStagingSlot, "bytes", "none",
+      Row(kStagingSlot, "bytes", "none; 64 MiB on GPUs",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
+      Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
+      Row(kSumCtas, "count", "half of the multiprocessors", "CTAs of a sum on a GPU"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
       Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
       Row(kRoundWidth, "count", "2",
@@ -118,9 +126,11 @@ std::string NcclLibrary() {
   return named.empty() ? InstalledNccl(Variable(kCache)) : named;
 }
 
-CommunicatorOptions OptionsFromEnvironment() {
+CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
   CommunicatorOptions options;
+  options.fabric = fabric;
   options.nccl_library = NcclLibrary();
+  if (fabric == FabricKind::kNccl) options.reduce_scatter.staging = kGpuStaging;
   for (const ConfigRow& row : ReadConfig().rows) {
     if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
     if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);
@@ -133,6 +143,10 @@ CommunicatorOptions OptionsFromEnvironment() {
     if (row.name == kStagingSlot) {
       options.reduce_scatter.staging.slot_bytes = static_cast<int64_t>(*row.number);
     }
+    if (row.name == kStagingSlots) {
+      options.reduce_scatter.staging.slots = static_cast<int>(*row.number);
+    }
+    if (row.name == kSumCtas) options.sum_ctas = static_cast<int>(*row.number);
     if (row.name == kNodes) options.nodes = static_cast<int>(*row.number);
     if (row.name == kRoundWidth) options.reduce_scatter.round_width = static_cast<int>(*row.number);
     if (row.name == kPasses) options.reduce_scatter.passes = static_cast<int>(*row.number);

@@ -12,6 +12,8 @@ from tide.fsdp.errors import make_error
 _COMMON = (
     "TIDE_TIMEOUT",
     "TIDE_STAGING_SLOT",
+    "TIDE_STAGING_SLOTS",
+    "TIDE_SUM_CTAS",
     "TIDE_NODES",
     "TIDE_PLACEMENT",
     "TIDE_ROUND_WIDTH",

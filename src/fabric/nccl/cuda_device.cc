@@ -79,7 +79,7 @@ class ZeroKernel final : public Kernel {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index) {
+  CudaDevice(int index, int ctas) : index_(index), ctas_(ctas) {
     if (index_ < 0) CheckCuda(cudaGetDevice(&index_), "asking for the current GPU");
     MakeCurrent();
     // Creates the context, which the driver's functions need.
@@ -104,7 +104,7 @@ class CudaDevice final : public Device {
     int lowest = 0;
     CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for priorities");
     // Half of the multiprocessors reach the memory's rate (64 of 132 on an H200).
-    ctas_ = Attribute(cudaDevAttrMultiProcessorCount) / 2;
+    if (ctas_ == 0) ctas_ = Attribute(cudaDevAttrMultiProcessorCount) / 2;
   }
 
   void MakeCurrent() override { CheckCuda(cudaSetDevice(index_), "choosing the GPU"); }
@@ -180,7 +180,7 @@ class CudaDevice final : public Device {
 
   int index_;
   int highest_ = 0;  // priority
-  int ctas_ = 1;
+  int ctas_;
   DriverApi driver_;
   // Kept to reuse the memory.
   std::vector<void*> dsts_;
@@ -277,6 +277,8 @@ void CudaDevice::MemoryOps(std::span<const MemoryOp> batch, Stream stream) {
 
 }  // namespace
 
-std::unique_ptr<Device> MakeCudaDevice(int index) { return std::make_unique<CudaDevice>(index); }
+std::unique_ptr<Device> MakeCudaDevice(int index, int ctas) {
+  return std::make_unique<CudaDevice>(index, ctas);
+}
 
 }  // namespace tide::nccl

@@ -9,9 +9,9 @@
 
 namespace tide::nccl {
 
-// `index` as CUDA counts, -1 for the current one. Throws Error(kUnsupported) with what the device
-// or its driver lacks.
-std::unique_ptr<Device> MakeCudaDevice(int index);
+// `index` as CUDA counts, -1 for the current one; `ctas` thread blocks a kernel, 0 for half of the
+// multiprocessors. Throws Error(kUnsupported) with what the device or its driver lacks.
+std::unique_ptr<Device> MakeCudaDevice(int index, int ctas);
 
 }  // namespace tide::nccl
 

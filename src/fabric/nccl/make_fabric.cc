@@ -8,7 +8,7 @@ namespace tide::nccl {
 
 std::unique_ptr<Fabric> MakeNcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options) {
   return std::make_unique<NcclFabric>(bootstrap, options, [&] {
-    return Parts{MakeCudaDevice(options.device), LoadNccl(options.nccl_library)};
+    return Parts{MakeCudaDevice(options.device, options.sum_ctas), LoadNccl(options.nccl_library)};
   });
 }
 
