@@ -40,6 +40,9 @@ struct AllGatherOptions {
   // The shards lie packed in one symmetric region, so that the rail can read them in place.
   // Otherwise they are copied or cast into the first slot of the receive stage (M > 1, L > 1).
   bool resident = false;
+  // One node: a cast runs beside the transfers. Its first part makes this many bytes, every further
+  // one twice as many as the part before; each is sent when it is cast. 0: cast first, then send.
+  int64_t first_cast_bytes = 0;
 };
 
 // Where partials of other nodes land (docs/design.md).

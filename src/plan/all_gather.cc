@@ -1,6 +1,7 @@
 // TIDE-AG (paper, section 3).
 //
-// One node: entry fence, one batch of multicasts, completion fence.
+// One node: entry fence, one batch of multicasts, completion fence. Shards that need a cast are
+// cast into the own landing, part by part on a queue of its own, and sent from there.
 //
 // Several nodes, four queues, so that no rank waits for its slowest sibling (section 3.2):
 //   readiness   the landing is free: tell the siblings
@@ -11,6 +12,8 @@
 // before its scatter and its forwarding; `credit` the scatters and forwards of a call before the
 // next call's puts into the same stage; `landed` all multicasts before the landing's next reader.
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "plan/builder.h"
 #include "plan/doubling.h"
@@ -95,6 +98,7 @@ class Planner {
   // Brings the own shards to `place(p)` in own memory.
   template <typename Place>
   void Gather(int queue, const Place& place);
+  std::vector<std::vector<CastPiece>> CastParts(const std::vector<CastPiece>& casts) const;
 
   const GroupLayout& layout_;
   const std::vector<DType>& dtypes_;
@@ -131,23 +135,62 @@ void Planner::Gather(int queue, const Place& place) {
   if (!own.casts.empty()) builder_.Add(queue, OpKind::kCast).casts = std::move(own.casts);
 }
 
+int64_t CastBytes(const CastPiece& cast) {
+  return cast.elems * static_cast<int64_t>(ItemSize(cast.dst_dtype));
+}
+
+// Cuts the casts into parts of first_cast_bytes, twice that, and so on. A cast is faster than the
+// links, so the next part is ready when the one before has been sent.
+std::vector<std::vector<CastPiece>> Planner::CastParts(const std::vector<CastPiece>& casts) const {
+  if (casts.empty()) return {};
+  if (options_.first_cast_bytes <= 0) return {casts};
+  std::vector<std::vector<CastPiece>> parts(1);
+  int64_t bound = options_.first_cast_bytes;
+  int64_t room = bound;
+  for (CastPiece left : casts) {
+    const auto dst_item = static_cast<int64_t>(ItemSize(left.dst_dtype));
+    const auto src_item = static_cast<int64_t>(ItemSize(left.src_dtype));
+    while (left.elems > 0) {
+      CastPiece piece = left;
+      piece.elems = std::min(left.elems, AlignUp(room, kStagingAlignment) / dst_item);
+      parts.back().push_back(piece);
+      left.dst.offset += piece.elems * dst_item;
+      left.src.offset += piece.elems * src_item;
+      left.elems -= piece.elems;
+      room -= piece.elems * dst_item;
+      if (room > 0) continue;
+      bound *= 2;
+      room = bound;
+      parts.emplace_back();
+    }
+  }
+  if (parts.back().empty()) parts.pop_back();
+  return parts;
+}
+
 Program Planner::OneNode() {
   const int queue = builder_.AddQueue("main");
   OwnShards own = Own([&](int p) { return OwnLanding(p); });
-  std::vector<Piece> cast_first;  // from the own landing to the peers'
-  for (const CastPiece& cast : own.casts) {
-    cast_first.push_back(
-        {cast.dst, cast.dst, cast.elems * static_cast<int64_t>(ItemSize(cast.dst_dtype))});
-  }
+  std::vector<std::vector<CastPiece>> parts = CastParts(own.casts);
+  // With one part there is nothing to run beside it.
+  const int casts = parts.size() > 1 ? builder_.AddQueue("casts") : queue;
   builder_.Await(queue, {EventKind::kReady});
+  if (casts != queue) builder_.Await(casts, {EventKind::kReady});
   builder_.Fence(queue, CounterKind::kEntry);
-  if (!own.casts.empty()) builder_.Add(queue, OpKind::kCast).casts = std::move(own.casts);
   if (!own.copies.empty()) {
     builder_.Add(queue, OpKind::kMulticast).pieces = std::move(own.copies);
   }
-  if (!cast_first.empty()) {
+  for (std::vector<CastPiece>& part : parts) {
+    std::vector<Piece> pieces;  // from the own landing to the peers'
+    for (const CastPiece& cast : part) pieces.push_back({cast.dst, cast.dst, CastBytes(cast)});
+    builder_.Add(casts, OpKind::kCast).casts = std::move(part);
+    if (casts != queue) {
+      const Event cast = builder_.NewEvent();
+      builder_.Record(casts, cast);
+      builder_.Await(queue, cast);
+    }
     Operation& multicast = builder_.Add(queue, OpKind::kMulticast);
-    multicast.pieces = std::move(cast_first);
+    multicast.pieces = std::move(pieces);
     multicast.span = Span::kPeers;
   }
   builder_.Record(queue, {EventKind::kReadDone});

@@ -35,12 +35,12 @@ int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options)
   CallKey key;
   const ReduceScatterOptions& reduce = options.reduce_scatter;
   for (const int64_t word :
-       {options.all_gather.head_bytes, int64_t{options.all_gather.contexts},
-        options.all_gather.min_stripe_bytes, static_cast<int64_t>(reduce.placement),
-        static_cast<int64_t>(reduce.mode), int64_t{reduce.wave_width}, int64_t{reduce.round_width},
-        int64_t{reduce.passes}, int64_t{reduce.generations}, int64_t{reduce.contexts},
-        reduce.min_stripe_bytes, reduce.staging.slot_bytes, int64_t{reduce.staging.slots},
-        reduce.staging.taper_bytes}) {
+       {options.all_gather.first_cast_bytes, options.all_gather.head_bytes,
+        int64_t{options.all_gather.contexts}, options.all_gather.min_stripe_bytes,
+        static_cast<int64_t>(reduce.placement), static_cast<int64_t>(reduce.mode),
+        int64_t{reduce.wave_width}, int64_t{reduce.round_width}, int64_t{reduce.passes},
+        int64_t{reduce.generations}, int64_t{reduce.contexts}, reduce.min_stripe_bytes,
+        reduce.staging.slot_bytes, int64_t{reduce.staging.slots}, reduce.staging.taper_bytes}) {
     key.Add(word);
   }
   key.Add(layout.name());

@@ -33,6 +33,8 @@ constexpr double kMostSeconds = 1e9;
 constexpr StagingOptions kGpuStaging = {
     .slot_bytes = int64_t{64} << 20, .slots = 2, .taper_bytes = int64_t{4} << 20};
 
+constexpr int64_t kGpuFirstCastBytes = int64_t{8} << 20;
+
 ConfigRow Row(const char* name, const char* type, const char* default_value, const char* doc) {
   return {name, type, default_value, doc, default_value, "default", std::nullopt, ""};
 }
@@ -130,7 +132,10 @@ CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
   CommunicatorOptions options;
   options.fabric = fabric;
   options.nccl_library = NcclLibrary();
-  if (fabric == FabricKind::kNccl) options.reduce_scatter.staging = kGpuStaging;
+  if (fabric == FabricKind::kNccl) {
+    options.reduce_scatter.staging = kGpuStaging;
+    options.all_gather.first_cast_bytes = kGpuFirstCastBytes;
+  }
   for (const ConfigRow& row : ReadConfig().rows) {
     if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
     if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);

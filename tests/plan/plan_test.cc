@@ -130,8 +130,9 @@ TEST(PlanReduceScatter, CountersBalanceAndFifoEnds) {
       const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
       const ReduceScatterSpec spec = SpecOf(layout, DType::kBF16);
       const int64_t whole = std::max(StagedBytes(layout, spec), kStagingAlignment);
-      for (const StagingOptions& staging : {StagingOptions{whole, 1}, StagingOptions{64, 1},
-                                            StagingOptions{64, 2}, StagingOptions{192, 3}}) {
+      for (const StagingOptions& staging :
+           {StagingOptions{whole, 1}, StagingOptions{64, 1}, StagingOptions{64, 2},
+            StagingOptions{192, 3}, StagingOptions{1024, 2, 64}}) {
         const auto programs = AllRanks(ranks, [&](int rank) {
           return PlanReduceScatter(layout, spec, topology, rank, {.staging = staging});
         });
@@ -141,6 +142,38 @@ TEST(PlanReduceScatter, CountersBalanceAndFifoEnds) {
       }
     }
   }
+}
+
+TEST(PlanReduceScatter, LastChunksTaper) {
+  const GroupLayout layout("g", {{"p", 2048, 1, DType::kBF16}, {"q", 2048, 1, DType::kBF16}}, 2);
+  const auto pushed = [&](int64_t taper_bytes) {
+    std::vector<int64_t> bytes;
+    const Program program = PlanReduceScatter(
+        layout, SpecOf(layout, DType::kBF16), {1, 2}, 0,
+        {.staging = {.slot_bytes = 1024, .slots = 2, .taper_bytes = taper_bytes}});
+    for (const Operation& op : program.operations) {
+      if (op.kind != OpKind::kCopy) continue;
+      bytes.push_back(0);
+      for (const Piece& piece : op.pieces) bytes.back() += piece.rows * piece.row_bytes;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(pushed(0), (std::vector<int64_t>{1024, 1024, 1024, 1024}));
+  EXPECT_EQ(pushed(256), (std::vector<int64_t>{1024, 1024, 1024, 512, 256, 256}));
+}
+
+TEST(PlanAllGather, CastsInParts) {
+  const GroupLayout layout("g", {{"p", 2048, 1, DType::kBF16}, {"q", 100, 1, DType::kBF16}}, 2);
+  const Program program =
+      PlanAllGather(layout, {DType::kF32, DType::kBF16}, {1, 2}, 1, {.first_cast_bytes = 256});
+  std::vector<int64_t> cast;
+  std::vector<int64_t> sent;
+  for (const Operation& op : program.operations) {
+    if (op.kind == OpKind::kCast) cast.push_back(2 * op.casts.at(0).elems);
+    if (op.kind == OpKind::kMulticast) sent.push_back(op.pieces.at(0).row_bytes);
+  }
+  EXPECT_EQ(cast, (std::vector<int64_t>{256, 512, 1024, 256}));
+  EXPECT_EQ(sent, (std::vector<int64_t>{100, 256, 512, 1024, 256}));  // q needs no cast
 }
 
 TEST(PlanReduceScatter, SumsInLocalRankOrderOwnLast) {

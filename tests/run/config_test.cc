@@ -55,6 +55,20 @@ TEST(Config, VariablesSetTheOptions) {
   EXPECT_EQ(Row("TIDE_TIMEOUT").source, "environment");
 }
 
+TEST(Config, GpusHaveTheirOwnDefaults) {
+  const CommunicatorOptions gpu = OptionsFromEnvironment(FabricKind::kNccl);
+  EXPECT_EQ(gpu.fabric, FabricKind::kNccl);
+  EXPECT_EQ(gpu.reduce_scatter.staging.slot_bytes, 64 << 20);
+  EXPECT_EQ(gpu.reduce_scatter.staging.slots, 2);
+  EXPECT_GT(gpu.reduce_scatter.staging.taper_bytes, 0);
+  EXPECT_GT(gpu.all_gather.first_cast_bytes, 0);
+  const Variable slots("TIDE_STAGING_SLOTS", "3");
+  const Variable ctas("TIDE_SUM_CTAS", "24");
+  EXPECT_EQ(OptionsFromEnvironment(FabricKind::kNccl).reduce_scatter.staging.slots, 3);
+  EXPECT_EQ(OptionsFromEnvironment().reduce_scatter.staging.slots, 3);
+  EXPECT_EQ(OptionsFromEnvironment(FabricKind::kNccl).sum_ctas, 24);
+}
+
 TEST(Config, BadNumbersAreNamed) {
   for (const char* bad : {"soon", "-1", "0", "inf", "nan", "1x", "1.5"}) {
     const Variable slot("TIDE_STAGING_SLOT", bad);

@@ -97,6 +97,9 @@ inline CommunicatorOptions MakeOptions(const Topology& topology, const PlanChoic
       topology.local_ranks % reduce.wave_width != 0) {
     reduce.wave_width = 0;
   }
+  // What GPUs add: casts in parts, chunks that taper.
+  options.all_gather.first_cast_bytes = 64 * pick(0, 2);
+  reduce.staging.taper_bytes = 64 * pick(0, 2);
   return options;
 }
 

@@ -63,6 +63,15 @@ TEST(Collectives, OneLandingANode) {
   }
 }
 
+TEST(Collectives, CastsInPartsAndTaperingChunks) {
+  for (const Topology& topology : {Topology{1, 2}, Topology{1, 4}, Topology{2, 3}}) {
+    VerifySetup setup = MakeSetup(topology, DType::kF32, DType::kBF16, 1024, 2);
+    setup.all_gather.first_cast_bytes = 128;
+    setup.reduce_scatter.staging.taper_bytes = 128;
+    ExpectSafe(setup);
+  }
+}
+
 TEST(Collectives, SeveralNodes) {
   for (const Topology& topology :
        {Topology{2, 1}, Topology{2, 4}, Topology{5, 3}, Topology{8, 1}, Topology{9, 2}}) {

@@ -51,6 +51,14 @@ TEST(Mutate, OneNodeDetectsEverything) {
   }
 }
 
+TEST(Mutate, CastsInPartsDetectEverything) {
+  VerifySetup setup = SmallStripes({1, 4});
+  setup.all_gather.first_cast_bytes = 128;
+  const MutationTable table = MutateAllGather(setup);
+  EXPECT_EQ(Injected(table, MutantKind::kDroppedWait), 2 * 3);
+  for (const auto& row : table.rows) EXPECT_EQ(row.injected, row.detected) << ToText(table);
+}
+
 TEST(Mutate, SeveralNodesDetectOrExplain) {
   for (const Topology& topology : {Topology{2, 2}, Topology{3, 1}, Topology{4, 2}}) {
     for (const Placement placement : {Placement::kDirect, Placement::kLatinSquare}) {

@@ -35,6 +35,7 @@ class Config:
         systems: some of SYSTEMS.
         rounds: turns of each system; every turn times a few steps after a warm-up.
         profile: also count kernels and copies of one step of each system.
+        trace: with profile, a folder for rank 0's Chrome traces, one a system; empty for none.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Config:
     systems: tuple[str, ...]
     rounds: int
     profile: bool = False
+    trace: str = ""
 
 
 class _Silent:
@@ -110,8 +112,8 @@ def _timed_steps(step: Callable[[], Any], count: int) -> list[float]:
     return times
 
 
-def profile_step(step: Callable[[], Any]) -> dict[str, Any]:
-    """Runs one step under the profiler.
+def profile_step(step: Callable[[], Any], trace: str = "") -> dict[str, Any]:
+    """Runs one step under the profiler, and writes the Chrome trace to the file ``trace``.
 
     Returns:
         "kernels": {name: [launches, milliseconds]} of the twenty longest, "launches" and
@@ -124,6 +126,8 @@ def profile_step(step: Callable[[], Any]) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         step()
         torch.cuda.synchronize()
+    if trace:
+        profiler.export_chrome_trace(trace)
     kernels: dict[str, list[float]] = {}
     copies: dict[str, list[float]] = {}
     for event in profiler.events():
@@ -174,7 +178,10 @@ def _worker(context: Context, config: Config) -> dict[str, Any]:
                 torch.cuda.reset_peak_memory_stats()
                 times[name] += _timed_steps(step, _TIMED)
                 if config.profile and index == 0:
-                    profiles[name] = profile_step(step)
+                    wanted = config.trace and context.rank == 0
+                    profiles[name] = profile_step(
+                        step, f"{config.trace}/{name}.json" if wanted else ""
+                    )
                 if handle is not None:
                     reports[name] = handle.report().as_dict()
                 torch.cuda.synchronize()
@@ -199,6 +206,7 @@ def run(
     ranks: int = 2,
     layers: int = 0,
     profile: bool = False,
+    trace: str = "",
     on_progress: Callable[[Any], None] | None = None,
 ) -> dict[str, Any]:
     """Measures one point.
@@ -215,7 +223,7 @@ def run(
         raise ValueError(f"expected a model of {MODELS}, got {model!r}")
     if unknown := set(systems) - set(SYSTEMS):
         raise ValueError(f"expected systems of {SYSTEMS}, got {sorted(unknown)}")
-    config = Config(model, layers, tokens, tuple(systems), rounds, profile)
+    config = Config(model, layers, tokens, tuple(systems), rounds, profile, trace)
     results = launch(_worker, ranks, config, on_progress)
     samples = {
         name: [max(step) for step in zip(*(r["times"][name] for r in results), strict=True)]
