@@ -27,9 +27,7 @@ class Request:
 
 def _collective(operation: str, request: Request) -> Callable[..., list[dict[str, Any]]]:
     rounds = request.rounds or 20
-    return partial(
-        collectives.run, operation, request.ranks, request.preset, rounds, request.nodes
-    )
+    return partial(collectives.run, operation, request.ranks, request.preset, rounds, request.nodes)
 
 
 def _interference(request: Request) -> Callable[..., list[dict[str, Any]]]:

@@ -174,7 +174,7 @@ class _StockReduceScatter:
 
 
 def _mean_shard(rank: Any, shape: Shape, index: int) -> torch.Tensor:
-    """This rank's padded shard of the mean over all ranks' gradients of one tensor."""
+    """Returns this rank's padded shard of the mean over all ranks' gradients of one tensor."""
     rows, columns = shape
     elems = shard_elems(shape, rank.world)
     total = torch.zeros(rank.world * elems, device=rank.device)

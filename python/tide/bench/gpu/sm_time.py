@@ -79,6 +79,7 @@ def summarise(events: Events, calls: int, multiprocessors: int) -> dict[str, Any
     device = [e for e in events if _SPIN_KERNEL not in e.get("name", "")]
     kernels = [e for e in device if e.get("cat") == "kernel"]
     copies = [e["name"] for e in device if e.get("cat") == "gpu_memcpy"]
+    by_name = Counter(_short(kernel["name"]) for kernel in kernels)
     api = Counter(_calls_of_host(events))
     others = [k for k in kernels if not any(name in k["name"] for name in _COMPUTING)]
     sm_us = sum(k["dur"] * min(_kernel_blocks(k), multiprocessors) for k in kernels)
@@ -92,9 +93,7 @@ def summarise(events: Events, calls: int, multiprocessors: int) -> dict[str, Any
         "synchronisations": sum(n for name, n in api.items() if "Synchronize" in name) / calls,
         "api_calls": sum(api.values()) / calls,
         "api_calls_by_name": {name: n / calls for name, n in sorted(api.items())},
-        "kernels_by_name": {
-            name: n / calls for name, n in sorted(Counter(_short(k["name"]) for k in kernels).items())
-        },
+        "kernels_by_name": {name: n / calls for name, n in sorted(by_name.items())},
     }
 
 
