@@ -57,6 +57,11 @@ bench all-gather-qwen3-30b-a3b 60 all-gather --preset qwen3-30b-a3b-layer
 bench reduce-scatter-qwen3-30b-a3b 60 reduce-scatter --preset qwen3-30b-a3b-layer
 bench all-gather-wan 60 all-gather --preset wan-block
 bench reduce-scatter-wan 60 reduce-scatter --preset wan-block
+# Two virtual nodes need two ranks each to differ from one node and from a rail.
+if [ "$ranks" -ge 4 ]; then
+  bench all-gather-llama70b-2-nodes 60 all-gather --preset llama70b-layer --nodes 2
+  bench reduce-scatter-llama70b-2-nodes 60 reduce-scatter --preset llama70b-layer --nodes 2
+fi
 # Staging in slots: two of 64 MiB, as a training with little memory would have them.
 TIDE_STAGING_SLOT=$((64 << 20)) \
   bench reduce-scatter-llama70b-64mib 60 reduce-scatter --preset llama70b-layer

@@ -66,10 +66,9 @@ def _worker(context: Context, config: Config) -> dict[str, Any]:
                 samples[name].append(sample)
         if context.rank == 0:
             context.progress(index)
-    collective.check()
-    nodes = rank.comm.nodes
+    checks, nodes = collective.check(), rank.comm.nodes
     rank.close()
-    return {"samples": samples, "nodes": nodes}
+    return {"samples": samples, "checks": checks, "nodes": nodes}
 
 
 def ratio(numerators: list[float], denominators: list[float], name: str) -> dict[str, Any]:
@@ -90,7 +89,10 @@ def compare(measured: list[dict[str, list[Sample]]]) -> dict[str, Any]:
             row |= ratio(rounds["tide"], rounds[name], "tide_over_floor")
         elif name != "tide":
             row |= ratio(rounds[name], rounds["tide"], f"{name}_over_tide")
-    row["tide_host_ms"] = median(sample.host_ms for own in measured for sample in own["tide"])
+    for name in ("tide", "stock"):
+        if name in rounds:
+            host = [sample.host_ms for own in measured for sample in own[name]]
+            row[f"{name}_host_ms"] = median(host)
     # Times in which the GPU waited for the host.
     samples = [sample for own in measured for series in own.values() for sample in series]
     row["not_hidden"] = sum(not sample.hidden for sample in samples)
@@ -146,6 +148,7 @@ def run(
             "tensors": len(shapes),
             "elements": sum(rows * columns for rows, columns in shapes),
             "tide_wire_gbps": gbps,
+            "checks": results[0]["checks"],
             **numbers,
         }
     ]

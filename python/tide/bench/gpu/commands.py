@@ -53,12 +53,15 @@ def run(name: str, request: Request) -> list[dict[str, Any]]:
         ValueError: arguments that don't fit.
         LaunchError: no GPU, or a rank failed.
     """
+    file = request.json_file
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ValueError(f"--json: expected an existing folder, got {file.parent}")
     print(f"{name}, {request.preset} ...", file=sys.stderr, flush=True)
     rows = COMMANDS[name](request)()
     print(report.as_text(rows), flush=True)
-    if request.json_file is not None:
+    if file is not None:
         gpus = machine.count_gpus()
         ranks = request.ranks or machine.default_ranks(gpus)
         environment = machine.describe(machine.variables(ranks, gpus))
-        report.write(request.json_file, environment, rows)
+        report.write(file, environment, rows)
     return rows

@@ -33,10 +33,13 @@ _TOLERANCE = 1e-5
 
 @dataclass
 class Collective:
-    """The bodies of one collective by contestant, and a check that raises AssertionError."""
+    """The bodies of one collective by contestant, and the check of TIDE's result.
+
+    `check` returns what it found true and raises AssertionError for the rest. Collective.
+    """
 
     bodies: dict[str, Body]
-    check: Callable[[], None]
+    check: Callable[[], list[str]]
 
 
 def random_bf16(elems: int, rank: int, index: int, device: torch.device) -> torch.Tensor:
@@ -128,7 +131,7 @@ def all_gather(rank: Any, shapes: list[Shape], name: str) -> Collective:
         bodies |= {"nccl": stock.gather, "stock": stock.path}
     bodies |= _floor(rank, sum(sizes), name)
 
-    def check() -> None:
+    def check() -> list[str]:
         landing.zero_()
         rank.synchronize()
         comm.barrier()  # nobody clears what a peer has written already
@@ -142,6 +145,7 @@ def all_gather(rank: Any, shapes: list[Shape], name: str) -> Collective:
             if stock is not None:
                 parameter = stock.parameters[index]
                 _expect_equal(f"all-gather beside stock, tensor {index}", landed, parameter)
+        return ["equal to the shards of all ranks"] + ["equal to stock"] * (stock is not None)
 
     return Collective(bodies, check)
 
@@ -208,7 +212,7 @@ def reduce_scatter(rank: Any, shapes: list[Shape], name: str) -> Collective:
         bodies |= {"nccl": stock.reduce, "nccl_bf16": stock.reduce_bf16, "stock": stock.path}
     bodies |= _floor(rank, sum(sizes), name)
 
-    def check() -> None:
+    def check() -> list[str]:
         rank.run(tide)
         first = output.clone()
         output.zero_()
@@ -221,6 +225,8 @@ def reduce_scatter(rank: Any, shapes: list[Shape], name: str) -> Collective:
         if stock is not None:
             rank.run(stock.path)
             torch.testing.assert_close(output, stock.output, rtol=_TOLERANCE, atol=_TOLERANCE)
+        close = [f"within {_TOLERANCE:g} of the mean"]
+        return ["repeatable to the bit", *close] + ["and of stock"] * (stock is not None)
 
     return Collective(bodies, check)
 

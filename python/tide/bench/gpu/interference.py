@@ -154,7 +154,9 @@ def _worker(context: Context, config: Config) -> dict[str, Any]:
         rank.run(body)
     meter = _Meter(rank)
     results = {}
-    for victim, body in make_victims(rank.device).items():
+    victims = make_victims(rank.device)
+    rank.synchronize()
+    for victim, body in victims.items():
         results[victim] = _measure_victim(rank, meter, body, bodies, config.rounds)
         if context.rank == 0:
             context.progress(victim)

@@ -17,7 +17,7 @@ from tide.fsdp.communicators import exchange_objects
 
 _TIMEOUT_S = 60.0
 _FIRST_SPIN_MS = 5.0
-_LONGEST_SPIN_MS = 200.0
+_LONGEST_SPIN_MS = 50.0
 _CALIBRATION_CYCLES = 10_000_000
 
 
@@ -101,7 +101,8 @@ class Rank:
         self.comm.all_gather(*self._aligning, stream=self.stream_handle())
 
     def run(self, body: Callable[[], None]) -> None:
-        """Runs a body once, to its end."""
+        """Runs a body once, after everything that was enqueued before, to its end."""
+        self.synchronize()
         with torch.cuda.stream(self.stream):
             body()
         self.synchronize()

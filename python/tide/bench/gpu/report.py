@@ -13,8 +13,10 @@ Row = Mapping[str, Any]
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):  # an interval
         return "..".join(_cell(item) for item in value)
+    if isinstance(value, list):
+        return ", ".join(_cell(item) for item in value)
     return "-" if value is None else str(value)
 
 

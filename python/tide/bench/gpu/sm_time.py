@@ -81,6 +81,11 @@ def summarise(events: Events, calls: int, multiprocessors: int) -> dict[str, Any
     copies = [e["name"] for e in device if e.get("cat") == "gpu_memcpy"]
     by_name = Counter(_short(kernel["name"]) for kernel in kernels)
     api = Counter(_calls_of_host(events))
+    if not api:
+        raise RuntimeError(
+            "the profiler saw no call of CUDA's API, where every contestant makes some: expected "
+            "a torch with CUPTI, and no other profiler on this process"
+        )
     others = [k for k in kernels if not any(name in k["name"] for name in _COMPUTING)]
     sm_us = sum(k["dur"] * min(_kernel_blocks(k), multiprocessors) for k in kernels)
     return {
