@@ -24,6 +24,10 @@ if [ "$gpus" -eq 0 ]; then
   echo "gpus: expected nvidia-smi to list at least one GPU, it listed none" >&2
   exit 1
 fi
+"$python" -c 'import tide._core, torch' || {
+  echo "gpus: $python cannot import torch and tide: set PYTHON, and build _core for it" >&2
+  exit 1
+}
 ranks="${RANKS:-$((gpus > 1 ? gpus : 2))}"
 mkdir -p "$out"
 echo "gpus: $gpus GPUs, $ranks ranks, results in $out"

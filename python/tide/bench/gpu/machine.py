@@ -81,7 +81,7 @@ def describe(ranks_environment: Mapping[str, str]) -> dict[str, object]:
     cuda = torch.version.cuda
     seen = {**os.environ, **ranks_environment}
     return {
-        "command": " ".join(sys.argv),
+        "command": " ".join(sys.orig_argv),
         "gpus": query_gpus(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
