@@ -66,9 +66,10 @@ if [ "$ranks" -ge 4 ]; then
   bench all-gather-llama70b-2-nodes 60 all-gather --preset llama70b-layer --nodes 2
   bench reduce-scatter-llama70b-2-nodes 60 reduce-scatter --preset llama70b-layer --nodes 2
 fi
-# Staging in slots: two of 64 MiB, as a training with little memory would have them.
-TIDE_STAGING_SLOT=$((64 << 20)) \
-  bench reduce-scatter-llama70b-64mib 60 reduce-scatter --preset llama70b-layer
+# Beside the defaults: all multiprocessors for the sums, and a whole call as one chunk.
+TIDE_SUM_CTAS=132 bench reduce-scatter-llama70b-132-ctas 60 reduce-scatter --preset llama70b-layer
+TIDE_STAGING_SLOT=$((4 << 30)) \
+  bench reduce-scatter-llama70b-one-chunk 60 reduce-scatter --preset llama70b-layer
 
 [ "${#failed[@]}" -eq 0 ] || {
   printf 'gpus: failed: %s\n' "${failed[@]}" >&2
