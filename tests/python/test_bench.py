@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 
 import pytest
 from tide.bench import collectives, demo, demo_report, demo_worker, mlp, stats
@@ -144,6 +145,21 @@ def test_collective_presets() -> None:
         9,
         218_112_000,
     )
+
+
+def test_the_standard_set_calls_every_bench_as_it_is_defined(monkeypatch) -> None:
+    asked = []
+    row = {"op": "x", "speedup": 1.0}
+
+    def record_collective(operation, ranks, preset, rounds, on_progress=None, nodes=1):
+        asked.append((operation, ranks, nodes, preset, rounds))
+        return row
+
+    monkeypatch.setattr(collectives, "run", record_collective)
+    monkeypatch.setattr(mlp, "run", lambda ranks, *_: asked.append(("mlp", ranks)) or row)
+    runpy.run_module("tide.bench", run_name="__main__")
+    assert asked[:2] == [(op, 2, 1, "small", 20) for op in collectives.OPERATIONS]
+    assert len(asked) == 5 and asked[-1] == ("mlp", 4)
 
 
 def test_collective_refuses_unknown_names() -> None:

@@ -4,5 +4,5 @@ from tide.cli import _collective, mlp
 
 for ranks in (2, 4):
     for operation in ("all-gather", "reduce-scatter"):
-        _collective(operation, ranks, "small", 20, None)
+        _collective(operation, ranks, 1, "small", 20, None)
 mlp(ranks=4)

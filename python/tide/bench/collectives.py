@@ -20,6 +20,9 @@ from tide.bench.stats import Interval, comparison, now
 
 OPERATIONS = ("all-gather", "reduce-scatter")
 
+# q, k, v, o with their biases, and the norms of q and k.
+_WAN_ATTENTION = [*[(5120, 5120), (5120, 1)] * 4, (5120, 1), (5120, 1)]
+
 # Shapes of one group, (rows, columns) a tensor.
 PRESETS: dict[str, list[tuple[int, int]]] = {
     "tiny": [(24, 16), (5, 3), (7, 1)],
@@ -59,6 +62,18 @@ PRESETS: dict[str, list[tuple[int, int]]] = {
         (128, 2048 * 768),
         (2048, 1),
         (2048, 1),
+    ],
+    # A block of the Wan2.2 14B transformer, 27 tensors.
+    "wan-block": [
+        *_WAN_ATTENTION,  # self-attention
+        *_WAN_ATTENTION,  # cross-attention
+        (5120, 1),  # its norm, affine
+        (5120, 1),
+        (13824, 5120),
+        (13824, 1),
+        (5120, 13824),
+        (5120, 1),
+        (1, 6 * 5120),  # modulation: one row, on rank 0 alone
     ],
 }
 _WARM_UP = 3

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -78,9 +78,9 @@ def _entry(
 
 
 @contextlib.contextmanager
-def _child_environment() -> Iterator[None]:
+def _child_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """One thread a rank, loopback for gloo, Ctrl-C left to the parent: for what starts inside."""
-    wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -98,10 +98,12 @@ def _child_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _start(worker: Callable[[Context, Any], Any], ranks: int, folder: Path) -> tuple:
+def _start(
+    worker: Callable[[Context, Any], Any], ranks: int, folder: Path, variables: Mapping[str, str]
+) -> tuple:
     context = multiprocessing.get_context("spawn")
     processes, pipes = [], []
-    with _child_environment():
+    with _child_environment(variables):
         for rank in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
@@ -157,6 +159,7 @@ def launch(
     ranks: int,
     config: Any = None,
     on_progress: Callable[[Any], None] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Runs `worker` on `ranks` new processes and returns their results in rank order.
 
@@ -165,6 +168,7 @@ def launch(
       ranks: number of processes, at least 1.
       config: picklable, the same for every rank.
       on_progress: called in this process with what `Context.progress` sent.
+      variables: environment variables that the new processes get beside this one's.
 
     Raises:
       LaunchError: the first error of any rank. No process is left behind.
@@ -176,7 +180,7 @@ def launch(
         # Not an argument of the process: `start` blocks until a child has read its arguments once
         # they exceed a pipe, for ever if the child died before.
         (folder / _CONFIG).write_bytes(pickle.dumps(config))
-        processes, pipes = _start(worker, ranks, folder)
+        processes, pipes = _start(worker, ranks, folder, variables or {})
         try:
             return _collect(processes, pipes, on_progress)
         finally:

@@ -58,6 +58,26 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """A 95 % confidence interval of the median, whatever the distribution; None below 6 values.
+
+    Between the k-th smallest and the k-th largest value: the median lies outside if fewer than k
+    of the values fall on one side of it, which is a binomial probability.
+    """
+    count, outside, k = len(values), 0.0, 0
+    while (outside := outside + math.comb(count, k) / 2**count) <= 0.025:
+        k += 1
+    if k == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[k - 1], ordered[count - k]
+
+
+def slowest(per_rank: Sequence[Sequence[float]]) -> list[float]:
+    """`per_rank[rank][round]` to the largest of each round."""
+    return [max(one_round) for one_round in zip(*per_rank, strict=True)]
+
+
 def comparison(measured: Sequence[Mapping[str, Sequence[Interval]]]) -> dict[str, float]:
     """The numbers of a bench's row from `measured[rank][contestant][round]`.
 

@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,14 @@ from tide.bench.terminal import make_console, make_progress
 from tide.cli.nccl import nccl
 from tide.cli.plan import plan
 from tide.cli.verify import verify
+
+
+class BenchFabric(str, Enum):
+    """Where a bench runs."""
+
+    HOST = "host"
+    NCCL = "nccl"
+
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout."
@@ -30,6 +39,12 @@ app.command()(verify)
 Ranks = Annotated[int, typer.Option(min=2, help="processes of this machine")]
 Nodes = Annotated[int, typer.Option(min=1, help="virtual nodes; must divide the ranks")]
 Rounds = Annotated[int, typer.Option(min=1, help="measured rounds, warm-up apart")]
+RanksOfFabric = Annotated[
+    int | None, typer.Option(min=2, help="processes; default: 4 on the host, one a GPU on nccl")
+]
+PresetOfFabric = Annotated[
+    str | None, typer.Option(help="shapes; default: small on the host, llama70b-layer on nccl")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="also write the rows to this file")]
 
 
@@ -93,28 +108,92 @@ def _collective(
     _measure(rounds, title, json_file, run)
 
 
+def _on_gpus(name: str, **wanted: Any) -> None:
+    """Runs a bench on GPUs; what is None is left to it."""
+    from tide.bench.gpu import commands
+    from tide.bench.launch import LaunchError
+
+    request = commands.Request(**{k: v for k, v in wanted.items() if v is not None})
+    try:
+        commands.run(name, request)
+    except (LaunchError, ValueError) as error:
+        make_console(stderr=True).print(f"{name}: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def _on_fabric(
+    operation: str,
+    fabric: BenchFabric,
+    ranks: int | None,
+    nodes: int,
+    preset: str | None,
+    rounds: int,
+    json_file: Path | None,
+) -> None:
+    if fabric is BenchFabric.HOST:
+        return _collective(operation, ranks or 4, nodes, preset or "small", rounds, json_file)
+    wanted = {"ranks": ranks, "preset": preset, "rounds": rounds, "json_file": json_file}
+    return _on_gpus(operation, nodes=nodes, **wanted)
+
+
 @bench.command("all-gather")
 def all_gather(
-    ranks: Ranks = 4,
+    fabric: BenchFabric = BenchFabric.HOST,
+    ranks: RanksOfFabric = None,
     nodes: Nodes = 1,
-    preset: str = "small",
+    preset: PresetOfFabric = None,
     rounds: Rounds = 20,
     json_file: JsonFile = None,
 ) -> None:
-    """All-gather into parameters: TIDE, its floor, and gloo with FSDP2's copies."""
-    _collective("all-gather", ranks, nodes, preset, rounds, json_file)
+    """All-gather into parameters: TIDE, its floor, and gloo or NCCL with FSDP2's copies."""
+    _on_fabric("all-gather", fabric, ranks, nodes, preset, rounds, json_file)
 
 
 @bench.command("reduce-scatter")
 def reduce_scatter(
-    ranks: Ranks = 4,
+    fabric: BenchFabric = BenchFabric.HOST,
+    ranks: RanksOfFabric = None,
     nodes: Nodes = 1,
-    preset: str = "small",
+    preset: PresetOfFabric = None,
     rounds: Rounds = 20,
     json_file: JsonFile = None,
 ) -> None:
-    """Reduce-scatter of bf16 gradients into fp32: TIDE, its floor, and gloo with packing."""
-    _collective("reduce-scatter", ranks, nodes, preset, rounds, json_file)
+    """Reduce-scatter of bf16 gradients into fp32: TIDE, its floor, gloo or NCCL with packing."""
+    _on_fabric("reduce-scatter", fabric, ranks, nodes, preset, rounds, json_file)
+
+
+@bench.command("interference")
+def interference(
+    ranks: RanksOfFabric = None,
+    preset: PresetOfFabric = None,
+    rounds: Rounds = 15,
+    json_file: JsonFile = None,
+) -> None:
+    """On GPUs: compute time that a collective beside it adds."""
+    _on_gpus("interference", ranks=ranks, preset=preset, rounds=rounds, json_file=json_file)
+
+
+@bench.command("sm-time")
+def sm_time(
+    ranks: RanksOfFabric = None, preset: PresetOfFabric = None, json_file: JsonFile = None
+) -> None:
+    """On GPUs: kernels, copies, API calls and time on multiprocessors of a call."""
+    _on_gpus("sm-time", ranks=ranks, preset=preset, json_file=json_file)
+
+
+@bench.command("plot")
+def plot(
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
+) -> None:
+    """Draws the rows of benches on GPUs: an SVG beside each file."""
+    from tide.bench import plots
+
+    try:
+        for file in files:
+            print(plots.draw(file))
+    except (ImportError, ValueError) as error:
+        make_console(stderr=True).print(f"plot: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
 
 
 @bench.command("mlp")

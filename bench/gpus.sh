@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Every bench on the GPUs of this machine, one process after the other, within LIMIT seconds. A
+# bench that fails or takes too long does not stop the others.
+#
+#   bench/gpus.sh [PATTERN]    only the benches whose name contains PATTERN
+#
+# PYTHON  an interpreter with torch for CUDA (default .venv/bin/python, else python3); tide is
+#         taken from this checkout, where python/tide/_core*.so must have been built for it
+# OUT     where JSON and logs go (default build/out)
+# LIMIT   seconds for everything (default 570)
+# RANKS   processes (default: one a GPU, at least 2)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-}"
+[ -n "$python" ] || { [ -x .venv/bin/python ] && python=.venv/bin/python || python=python3; }
+out="${OUT:-build/out}"
+pattern="${1:-}"
+deadline=$((SECONDS + ${LIMIT:-570}))
+export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}"
+
+gpus="$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)"
+if [ "$gpus" -eq 0 ]; then
+  echo "gpus: expected nvidia-smi to list at least one GPU, it listed none" >&2
+  exit 1
+fi
+"$python" -c 'import tide._core, torch' || {
+  echo "gpus: $python cannot import torch and tide: set PYTHON, and build _core for it" >&2
+  exit 1
+}
+ranks="${RANKS:-$((gpus > 1 ? gpus : 2))}"
+mkdir -p "$out"
+echo "gpus: $gpus GPUs, $ranks ranks, results in $out"
+
+failed=()
+
+# name, seconds at most, then the arguments of python -m tide.bench.gpu.
+bench() {
+  local name="$1-$ranks" limit="$2" left=$((deadline - SECONDS)) start=$SECONDS status
+  shift 2
+  [[ "$name" == *"$pattern"* ]] || return 0
+  if [ "$left" -lt 10 ]; then
+    failed+=("$name (no time left)")
+    return
+  fi
+  # Ends the ranks, too: they die with their parent.
+  timeout -k 5 "$((limit < left ? limit : left))" "$python" -m tide.bench.gpu "$@" \
+    --ranks "$ranks" --json "$out/$name.json" 2>&1 | tee "$out/$name.log"
+  status="${PIPESTATUS[0]}"
+  echo "gpus: $name: status $status, $((SECONDS - start)) s"
+  [ "$status" -eq 0 ] || failed+=("$name (status $status)")
+}
+
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm --format=csv
+
+bench all-gather-llama70b 90 all-gather --preset llama70b-layer
+bench reduce-scatter-llama70b 90 reduce-scatter --preset llama70b-layer
+bench sm-time-llama70b 120 sm-time --preset llama70b-layer
+bench interference-llama70b 180 interference --preset llama70b-layer
+bench all-gather-qwen3-30b-a3b 60 all-gather --preset qwen3-30b-a3b-layer
+bench reduce-scatter-qwen3-30b-a3b 60 reduce-scatter --preset qwen3-30b-a3b-layer
+bench all-gather-wan 60 all-gather --preset wan-block
+bench reduce-scatter-wan 60 reduce-scatter --preset wan-block
+# Two virtual nodes need two ranks each to differ from one node and from a rail.
+if [ "$ranks" -ge 4 ]; then
+  bench all-gather-llama70b-2-nodes 60 all-gather --preset llama70b-layer --nodes 2
+  bench reduce-scatter-llama70b-2-nodes 60 reduce-scatter --preset llama70b-layer --nodes 2
+fi
+# Beside the defaults: all multiprocessors for the sums, and a whole call as one chunk.
+TIDE_SUM_CTAS=132 bench reduce-scatter-llama70b-132-ctas 60 reduce-scatter --preset llama70b-layer
+TIDE_STAGING_SLOT=$((4 << 30)) \
+  bench reduce-scatter-llama70b-one-chunk 60 reduce-scatter --preset llama70b-layer
+
+[ "${#failed[@]}" -eq 0 ] || {
+  printf 'gpus: failed: %s\n' "${failed[@]}" >&2
+  exit 1
+}

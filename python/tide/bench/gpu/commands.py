@@ -1,0 +1,67 @@
+"""The benches on GPUs by name, for both command lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tide.bench.gpu import collectives, interference, machine, report, sm_time
+
+PRESET = "llama70b-layer"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; None and 0 stand for each bench's own."""
+
+    ranks: int | None = None
+    nodes: int = 0
+    preset: str = PRESET
+    rounds: int = 0
+    json_file: Path | None = None
+
+
+def _collective(operation: str, request: Request) -> Callable[..., list[dict[str, Any]]]:
+    rounds = request.rounds or 20
+    return partial(collectives.run, operation, request.ranks, request.preset, rounds, request.nodes)
+
+
+def _interference(request: Request) -> Callable[..., list[dict[str, Any]]]:
+    return partial(interference.run, request.ranks, request.preset, request.rounds or 15)
+
+
+def _sm_time(request: Request) -> Callable[..., list[dict[str, Any]]]:
+    return partial(sm_time.run, request.ranks, request.preset)
+
+
+COMMANDS: dict[str, Callable[[Request], Callable[..., list[dict[str, Any]]]]] = {
+    "all-gather": partial(_collective, "all-gather"),
+    "reduce-scatter": partial(_collective, "reduce-scatter"),
+    "interference": _interference,
+    "sm-time": _sm_time,
+}
+
+
+def run(name: str, request: Request) -> list[dict[str, Any]]:
+    """Runs a bench, prints its rows and writes them to the request's file.
+
+    Raises:
+        ValueError: arguments that don't fit.
+        LaunchError: no GPU, or a rank failed.
+    """
+    file = request.json_file
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ValueError(f"--json: expected an existing folder, got {file.parent}")
+    print(f"{name}, {request.preset} ...", file=sys.stderr, flush=True)
+    rows = COMMANDS[name](request)()
+    print(report.as_text(rows), flush=True)
+    if file is not None:
+        gpus = machine.count_gpus()
+        ranks = request.ranks or machine.default_ranks(gpus)
+        environment = machine.describe(machine.variables(ranks, gpus))
+        report.write(file, environment, rows)
+    return rows
