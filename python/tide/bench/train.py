@@ -159,7 +159,7 @@ def _worker(context: Context, config: Config) -> dict[str, Any]:
     model = build(config.model, mesh, config.layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, foreach=True)
     torch.manual_seed(context.rank)
-    width = next(iter(model.parameters())).shape[-1]
+    width = model[0].norm.weight.shape[-1]
     batch = torch.randn(config.tokens, width, device="cuda", dtype=torch.bfloat16)
 
     def step() -> Any:
