@@ -31,7 +31,7 @@ constexpr double kMostSeconds = 1e9;
 
 // Large chunks keep the copy engines busy, and the sum of one runs beside the copy of the next.
 constexpr StagingOptions kGpuStaging = {
-    .slot_bytes = int64_t{64} << 20, .slots = 2, .taper_bytes = int64_t{4} << 20};
+    .slot_bytes = int64_t{128} << 20, .slots = 2, .taper_bytes = int64_t{16} << 20};
 
 constexpr int64_t kGpuFirstCastBytes = int64_t{8} << 20;
 
@@ -44,10 +44,10 @@ std::vector<ConfigRow> Table() {
       Row(kTimeout, "seconds", "the process group's",
           "how long any wait may take before it is an error"),
       Row(kMemoryLimit, "bytes", "none", "act as if only this much memory were available"),
-      Row(kStagingSlot, "bytes", "none; 64 MiB on GPUs",
+      Row(kStagingSlot, "bytes", "none; 128 MiB on GPUs",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
       Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
-      Row(kSumCtas, "count", "half of the multiprocessors", "CTAs of a sum on a GPU"),
+      Row(kSumCtas, "count", "3/8 of the multiprocessors", "CTAs of a sum on a GPU"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
       Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
       Row(kRoundWidth, "count", "2",

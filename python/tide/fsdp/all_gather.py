@@ -116,7 +116,7 @@ def land(result: TideAllGatherResult, params: list[Any]) -> None:
     if state.landings is None:
         raise RuntimeError(f"TIDE was disabled while an all-gather of {state.name} was pending")
     state.landings.free()
-    state.slot = slot
+    state.slot, state.vacated = slot, None
     state.landings.bind(slot.address, slot.hold)
     try:
         for param in params:
@@ -141,9 +141,12 @@ def dispatch_copy_out(*args: Any, **kwargs: Any) -> None:
 def _vacate(group: FSDPParamGroup) -> None:
     """Frees the group's slot if nothing lies in it any more, as early as that is known."""
     entry = find(group.fsdp_params[0]) if group.fsdp_params else None
-    if entry is not None and entry[0].slot is not None:
-        entry[0].slot.settle()
-        entry[0].slot = None
+    state = entry[0] if entry is not None else None
+    if state is None or state.slot is None:
+        return
+    state.slot.settle()
+    state.vacated = (state.slot, state.slot.turn)
+    state.slot = None
 
 
 def dispatch_to_sharded(group: FSDPParamGroup) -> None:

@@ -200,6 +200,7 @@ def _connect(
     try:
         for member in served:
             member.state.register(channel, pool)
+            member.state.reuse_slots = device.type == "cuda" and options.mode == "slot_reuse"
         _reserve(channel, pool, served)
     except BaseException:
         pool.close()

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
 from tide import _core
 from tide.fsdp.errors import make_error
+from tide.fsdp.slots import SlotState
 from tide.fsdp.storage import LandingSet
 
 if TYPE_CHECKING:
@@ -204,7 +205,10 @@ class GroupState:
         self.gather_dtypes = [CORE_DTYPES.get(layout.dtype, -1) for layout in layouts]
         self.outputs: list[torch.Tensor] = []
         self.landings: LandingSet | None = None
-        self.slot: Slot | None = None  # where the outputs lie, or lay last
+        self.slot: Slot | None = None  # where the outputs lie
+        self.vacated: tuple[Slot, int] | None = None  # where they lay, and that slot's turn then
+        self.reuse_slots = False  # mode slot_reuse on a GPU
+        self.in_place: Counter[str] = Counter()  # calls that could not reuse their slot, by reason
 
     def path(self, collective: str) -> str:
         """Returns "tide" or "stock"."""
@@ -262,6 +266,24 @@ class GroupState:
             return str(error)
         self.outputs = tensors
         return None
+
+    def slot_for_gradients(self, grads: list[torch.Tensor], indices: list[int]) -> Slot | None:
+        """Returns the slot that the group has just left, if the gradients fit there.
+
+        In mode slot_reuse; otherwise, and with the reason counted, None.
+        """
+        if not self.reuse_slots:
+            return None
+        slot, turn = self.vacated or (None, 0)
+        reason = None
+        if slot is None or slot.state is not SlotState.FREE or slot.turn != turn:
+            reason = "the group's landing slot was not vacated"
+        elif any(g.dtype != self.layouts[i].dtype for g, i in zip(grads, indices, strict=True)):
+            reason = "gradients in another dtype than the all-gather's"
+        if reason is not None:
+            self.in_place[reason] += 1
+            return None
+        return slot
 
     def detach(self) -> None:
         """Gives the unsharded storages back their own allocators."""

@@ -86,6 +86,18 @@ class Handle:
             if core.nodes > 1
         }
 
+    def _mode_notes(self) -> list[str]:
+        """Says what mode slot_reuse could not do."""
+        if self._options.mode != "slot_reuse":
+            return []
+        if not any(state.reuse_slots for state in self._states):
+            return [
+                "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
+                "autograd left them, because on CPU they are consumed inside the call"
+            ]
+        reasons = {reason for state in self._states for reason in state.in_place}
+        return [f"mode slot_reuse: some calls ran in place: {why}" for why in sorted(reasons)]
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -102,11 +114,7 @@ class Handle:
             )
         unshared = self._unshared_notes()
         notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
-        if self._options.mode == "slot_reuse":
-            notes.append(
-                "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
-                "autograd left them, because on CPU they are consumed inside the call"
-            )
+        notes += self._mode_notes()
         if not self._enabled:
             notes.append("disabled")
         memory = {

@@ -8,7 +8,7 @@ and then to run. Division, hooks, views and accumulation stay FSDP2's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 
 from tide.fsdp import patches
 from tide.fsdp.group import CORE_DTYPES, REDUCE_DTYPES, REDUCE_SCATTER, GroupState, find
+
+if TYPE_CHECKING:
+    from tide.fsdp.slots import Slot
 
 _REDUCE_NAMES = patches.parameter_names("foreach_reduce")
 _COPY_IN_NAMES = patches.parameter_names("foreach_reduce_scatter_copy_in")
@@ -30,6 +33,7 @@ class _OpenCall(ReduceScatter):
         self.input: torch.Tensor | None = None
         self.done = False
         self._grads: list[torch.Tensor] = []
+        self._slot: Slot | None = None  # that holds the gradients
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -42,8 +46,23 @@ class _OpenCall(ReduceScatter):
         return torch.empty(*size, dtype=dtype, device=device)
 
     def take(self, grads: Sequence[torch.Tensor]) -> None:
-        """Keeps the gradients, each (rows, ...) and contiguous, instead of packing them."""
+        """Keeps the gradients, each (rows, ...) and contiguous, instead of packing them.
+
+        In mode slot_reuse they move into the landing slot that their parameters have left, on the
+        stream that made them, and their own memory is free for the rest of the backward.
+        """
         self._grads = [grad if grad.is_contiguous() else grad.contiguous() for grad in grads]
+        self._slot = self._state.slot_for_gradients(self._grads, self._indices)
+        if self._slot is None:
+            return
+        memory = self._slot.bytes()
+        offsets = self._state.channel.core.landing_offsets(self._state.gid)
+        moved = []
+        for grad, index in zip(self._grads, self._indices, strict=True):
+            there = memory.narrow(0, offsets[index], grad.numel() * grad.itemsize)
+            moved.append(there.view(grad.dtype).view(grad.shape))
+        torch._foreach_copy_(moved, self._grads)
+        self._grads = moved
 
     def __call__(
         self,
@@ -73,7 +92,9 @@ class _OpenCall(ReduceScatter):
             False,
             stream=torch.cuda.current_stream().cuda_stream if on_gpu else None,
         )
-        if on_gpu:
+        if self._slot is not None:
+            self._slot.vacate_after(torch.cuda.current_stream())
+        elif on_gpu:
             # FSDP2 keeps the input until the stream of the gradients has waited for this call.
             input_tensor._tide_gradients = grads
         # On CPUs peers have read them; the memory serves the rest of the backward.

@@ -8,6 +8,7 @@ of unsharded storages to zero. Garbage collection takes no part in it.
 from __future__ import annotations
 
 import enum
+import itertools
 import mmap
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,24 @@ if TYPE_CHECKING:
 ALIGNMENT = mmap.PAGESIZE
 
 
+_frees = itertools.count(1)
+
+
 def align(size: int) -> int:
     """Rounds a number of bytes up to the alignment of slots."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class _DeviceBytes:
+    """Memory of a GPU as torch takes it without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
 
 
 class SlotState(enum.Enum):
@@ -44,6 +60,7 @@ class Slot:
     until the next all-gather to the slot.
 
     On GPUs ``vacated`` is reached when the work that read the slot has run; None if nothing did.
+    ``turn`` counts the all-gathers to the slot, and ``freed`` orders slots by when they were freed.
     """
 
     __slots__ = (
@@ -52,11 +69,13 @@ class Slot:
         "_result",
         "address",
         "capacity",
+        "freed",
         "hold",
         "index",
         "offset",
         "segment_id",
         "state",
+        "turn",
         "vacated",
     )
 
@@ -73,9 +92,16 @@ class Slot:
         self._group: weakref.ref[Any] | None = None
         self._result: object = None
         self.vacated: torch.cuda.Event | None = None
+        self.turn, self.freed = 0, 0
+
+    def bytes(self) -> torch.Tensor:
+        """Returns the slot's memory on a GPU as ``capacity`` bytes."""
+        memory = _DeviceBytes(self.address, self.capacity)
+        return torch.as_tensor(memory, device=self._device)
 
     def start(self, group: Any) -> None:
         """Marks an all-gather of ``group``, an FSDPParamGroup, as under way."""
+        self.turn += 1
         self.state, self._group, self._result = SlotState.GATHERING, weakref.ref(group), None
 
     def promise(self, result: object) -> None:
@@ -90,7 +116,12 @@ class Slot:
         """Marks the slot as free once the current stream has run what it holds."""
         self.state, self._group, self._result = SlotState.FREE, None, None
         if self._device.type == "cuda":
-            self.vacated = torch.cuda.current_stream(self._device).record_event()
+            self.vacate_after(torch.cuda.current_stream(self._device))
+
+    def vacate_after(self, stream: torch.cuda.Stream) -> None:
+        """Lets the next all-gather to the free slot wait for what ``stream`` holds."""
+        self.vacated = stream.record_event()
+        self.freed = next(_frees)
 
     def settle(self) -> None:
         """Frees the slot if its all-gather was dropped or its last storage was resized to zero."""
@@ -130,14 +161,15 @@ class SlotPool:
     def acquire(self, size: int, group: Any) -> Slot | None:
         """Returns the smallest free slot of at least ``size`` bytes, growing if there is none.
 
-        Collective when it grows, which all ranks do at the same call. Returns None if memory does
-        not allow it.
+        Among equals, the one that was freed first: on a GPU the work that reads the others may not
+        have run yet. Collective when it grows, which all ranks do at the same call. Returns None if
+        memory does not allow it.
         """
         for slot in self.slots:
             slot.settle()
         fitting = [s for s in self.slots if s.state is SlotState.FREE and s.capacity >= size]
         if fitting:
-            slot = min(fitting, key=lambda s: (s.capacity, s.index))
+            slot = min(fitting, key=lambda s: (s.capacity, s.freed, s.index))
         elif self._grow(size):
             slot = self.slots[-1]
         else:

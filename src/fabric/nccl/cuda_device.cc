@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cuda/cuda_error.cuh"
@@ -103,8 +104,9 @@ class CudaDevice final : public Device {
     }
     int lowest = 0;
     CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for priorities");
-    // Half of the multiprocessors reach the memory's rate (64 of 132 on an H200).
-    if (ctas_ == 0) ctas_ = Attribute(cudaDevAttrMultiProcessorCount) / 2;
+    // Fewer keep other kernels waiting for longer, more reach the memory's rate with idle threads:
+    // on an H200, 48 of 132.
+    if (ctas_ == 0) ctas_ = std::max(1, Attribute(cudaDevAttrMultiProcessorCount) * 3 / 8);
   }
 
   void MakeCurrent() override { CheckCuda(cudaSetDevice(index_), "choosing the GPU"); }
