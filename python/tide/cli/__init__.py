@@ -181,6 +181,27 @@ def sm_time(
     _on_gpus("sm-time", ranks=ranks, preset=preset, json_file=json_file)
 
 
+@bench.command("train")
+def train(
+    model: str = "moe",
+    tokens: Annotated[str, typer.Option(help="tokens a GPU and step, comma-separated")] = "",
+    systems: Annotated[str, typer.Option(help="stock, in_place, ..., comma-separated")] = "",
+    ranks: RanksOfFabric = None,
+    rounds: Rounds = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """On GPUs: training steps of FSDP2, stock beside TIDE in both modes."""
+    try:
+        counts = tuple(int(count) for count in tokens.split(",") if count)
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected numbers, got {tokens!r}", param_hint="--tokens"
+        ) from None
+    names = tuple(name for name in systems.split(",") if name)
+    wanted = {"ranks": ranks, "rounds": rounds, "json_file": json_file}
+    _on_gpus("train", preset=model, tokens=counts, systems=names, **wanted)
+
+
 @bench.command("plot")
 def plot(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],

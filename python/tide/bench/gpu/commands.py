@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tide.bench.gpu import collectives, interference, machine, report, sm_time
+from tide.bench.gpu import collectives, interference, machine, report, sm_time, train
 
 PRESET = "llama70b-layer"
 
@@ -23,6 +23,10 @@ class Request:
     preset: str = PRESET
     rounds: int = 0
     json_file: Path | None = None
+    # Of train alone, whose preset is a model.
+    tokens: tuple[int, ...] = ()
+    systems: tuple[str, ...] = ()
+    trace: str = ""
 
 
 def _collective(operation: str, request: Request) -> Callable[..., list[dict[str, Any]]]:
@@ -38,11 +42,18 @@ def _sm_time(request: Request) -> Callable[..., list[dict[str, Any]]]:
     return partial(sm_time.run, request.ranks, request.preset)
 
 
+def _train(request: Request) -> Callable[..., list[dict[str, Any]]]:
+    model = "moe" if request.preset == PRESET else request.preset
+    wanted = (request.tokens, request.systems, request.rounds or 2, request.trace)
+    return partial(train.run, request.ranks, model, *wanted)
+
+
 COMMANDS: dict[str, Callable[[Request], Callable[..., list[dict[str, Any]]]]] = {
     "all-gather": partial(_collective, "all-gather"),
     "reduce-scatter": partial(_collective, "reduce-scatter"),
     "interference": _interference,
     "sm-time": _sm_time,
+    "train": _train,
 }
 
 
