@@ -80,7 +80,7 @@ class ZeroKernel final : public Kernel {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int index, int ctas) : index_(index), ctas_(ctas) {
+  CudaDevice(int index, int sum_ctas) : index_(index), sum_ctas_(sum_ctas) {
     if (index_ < 0) CheckCuda(cudaGetDevice(&index_), "asking for the current GPU");
     MakeCurrent();
     // Creates the context, which the driver's functions need.
@@ -104,9 +104,9 @@ class CudaDevice final : public Device {
     }
     int lowest = 0;
     CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for priorities");
-    // Fewer keep other kernels waiting for longer, more reach the memory's rate with idle threads:
-    // on an H200, 48 of 132.
-    if (ctas_ == 0) ctas_ = std::max(1, Attribute(cudaDevAttrMultiProcessorCount) * 3 / 8);
+    multiprocessors_ = Attribute(cudaDevAttrMultiProcessorCount);
+    // Short bursts on all multiprocessors hold up matrix products less than a few CTAs that stay.
+    if (sum_ctas_ == 0) sum_ctas_ = multiprocessors_;
   }
 
   void MakeCurrent() override { CheckCuda(cudaSetDevice(index_), "choosing the GPU"); }
@@ -145,10 +145,13 @@ class CudaDevice final : public Device {
   void MemoryOps(std::span<const MemoryOp> batch, Stream stream) override;
 
   std::unique_ptr<Kernel> MakeSum(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, ctas_);
+    return std::make_unique<SumKernel>(items, sum_ctas_);
+  }
+  std::unique_ptr<Kernel> MakeCast(const std::vector<SumItem>& items) override {
+    return std::make_unique<SumKernel>(items, multiprocessors_);
   }
   std::unique_ptr<Kernel> MakeZero(const std::vector<ZeroItem>& items) override {
-    return std::make_unique<ZeroKernel>(items, ctas_);
+    return std::make_unique<ZeroKernel>(items, multiprocessors_);
   }
 
   void Clear(void* address, int64_t bytes) override {
@@ -182,7 +185,8 @@ class CudaDevice final : public Device {
 
   int index_;
   int highest_ = 0;  // priority
-  int ctas_;
+  int sum_ctas_;
+  int multiprocessors_ = 1;
   DriverApi driver_;
   // Kept to reuse the memory.
   std::vector<void*> dsts_;
@@ -279,8 +283,8 @@ void CudaDevice::MemoryOps(std::span<const MemoryOp> batch, Stream stream) {
 
 }  // namespace
 
-std::unique_ptr<Device> MakeCudaDevice(int index, int ctas) {
-  return std::make_unique<CudaDevice>(index, ctas);
+std::unique_ptr<Device> MakeCudaDevice(int index, int sum_ctas) {
+  return std::make_unique<CudaDevice>(index, sum_ctas);
 }
 
 }  // namespace tide::nccl

@@ -82,6 +82,7 @@ class Device {
 
   // Blocks until the table is on the device; once a program.
   virtual std::unique_ptr<Kernel> MakeSum(const std::vector<kernels::cuda::SumItem>& items) = 0;
+  virtual std::unique_ptr<Kernel> MakeCast(const std::vector<kernels::cuda::SumItem>& items) = 0;
   virtual std::unique_ptr<Kernel> MakeZero(const std::vector<kernels::cuda::ZeroItem>& items) = 0;
 
   // Block until they are done. Set-up and last words only.

@@ -52,7 +52,7 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
     state.events.push_back(device_.CreateEvent());
   }
   for (const LoweredSum& sum : prepared->lowered.sums) {
-    prepared->sums.push_back(device_.MakeSum(sum.items));
+    prepared->sums.push_back(sum.cast ? device_.MakeCast(sum.items) : device_.MakeSum(sum.items));
   }
   for (const auto& zeros : prepared->lowered.zeros) {
     prepared->zeros.push_back(device_.MakeZero(zeros));

@@ -65,7 +65,7 @@ class Lowering {
   void Multicast(const Operation& op);
   void Sync(const Operation& op);
   void Send(int stream, LoweredSend send);
-  void Sums(const Operation& op, std::vector<SumItem> items, bool scaled, bool accumulate);
+  void Sums(const Operation& op, LoweredSum sum);
   std::vector<SumItem> LandItems(const Operation& op);
   void Zero(const Operation& op);
   void JoinQueues();
@@ -150,7 +150,7 @@ void Lowering::Add(const Operation& op) {
       for (const CastPiece& cast : op.casts) {
         items.push_back({At(cast.dst), {At(cast.src)}, cast.elems, cast.dst_dtype, cast.src_dtype});
       }
-      Sums(op, std::move(items), /*scaled=*/false, /*accumulate=*/false);
+      Sums(op, {std::move(items), /*cast=*/true});
       return;
     }
     case OpKind::kSum: {
@@ -160,11 +160,11 @@ void Lowering::Add(const Operation& op) {
         item = {At(sum.dst), {}, sum.elems, sum.dst_dtype, sum.src_dtype};
         for (const Ref& source : sum.sources) item.sources.push_back(At(source));
       }
-      Sums(op, std::move(items), op.scaled, op.accumulate);
+      Sums(op, {std::move(items), /*cast=*/false, op.scaled, op.accumulate});
       return;
     }
     case OpKind::kLand:
-      Sums(op, LandItems(op), /*scaled=*/true, op.accumulate);
+      Sums(op, {LandItems(op), /*cast=*/false, /*scaled=*/true, op.accumulate});
       return;
     case OpKind::kZero:
       Zero(op);
@@ -272,11 +272,11 @@ void Lowering::Send(int stream, LoweredSend send) {
   lowered_.sends.push_back(send);
 }
 
-void Lowering::Sums(const Operation& op, std::vector<SumItem> items, bool scaled, bool accumulate) {
-  if (items.empty()) return;
+void Lowering::Sums(const Operation& op, LoweredSum sum) {
+  if (sum.items.empty()) return;
   lowered_.commands.push_back(
       {CommandKind::kSum, op.queue, static_cast<int>(lowered_.sums.size())});
-  lowered_.sums.push_back({std::move(items), scaled, accumulate});
+  lowered_.sums.push_back(std::move(sum));
 }
 
 // The blocks of all local ranks: those of the wave in its order, then the others, which are zero.

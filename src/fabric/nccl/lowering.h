@@ -82,6 +82,7 @@ struct LoweredSend {
 
 struct LoweredSum {
   std::vector<kernels::cuda::SumItem> items;
+  bool cast = false;  // one source each
   bool scaled = false;
   bool accumulate = false;
 };

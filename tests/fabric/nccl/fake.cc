@@ -161,6 +161,9 @@ class FakeDevice final : public nccl::Device {
     }
   }
 
+  std::unique_ptr<nccl::Kernel> MakeCast(const std::vector<SumItem>& items) override {
+    return MakeSum(items);
+  }
   std::unique_ptr<nccl::Kernel> MakeSum(const std::vector<SumItem>& items) override {
     return std::make_unique<FakeSum>(world_, rank_, items);
   }
