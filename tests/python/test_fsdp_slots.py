@@ -131,6 +131,7 @@ def reuse(context: Context) -> None:
     """Memory of earlier models serves later ones, disabled or garbage-collected."""
     import gc
 
+    import torch
     from tide.fsdp import storage
     from tide.fsdp.communicators import channel_for
 

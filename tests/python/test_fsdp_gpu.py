@@ -1,0 +1,213 @@
+"""FSDP2 on GPUs through TIDE: what CPU tests can't show. Skips itself without two GPUs and NCCL."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tide
+import torch
+import torch.distributed as dist
+from spawn import Context, RankGroup
+from tide import _core
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+_WIDTH, _BLOCKS, _TOKENS = 256, 4, 64
+_MIXED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+_STEPS = 200
+
+
+def _missing() -> str | None:
+    if torch.cuda.device_count() < 2:
+        return "expected two GPUs"
+    return _core.nccl()["reason"] or None
+
+
+pytestmark = [
+    pytest.mark.skipif(_missing() is not None, reason=str(_missing())),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[RankGroup]:
+    """Two processes, a GPU each."""
+    group = RankGroup(2)
+    yield group
+    group.stop()
+
+
+_groups: list[Any] = []
+
+
+def _mesh(context: Context) -> DeviceMesh:
+    torch.cuda.set_device(context.rank)
+    if not _groups:
+        _groups.append(dist.new_group(backend="cpu:gloo,cuda:nccl"))
+    return DeviceMesh.from_group(_groups[0], "cuda")
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 3 * width + 1)  # uneven over two ranks
+        self.down = nn.Linear(3 * width + 1, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def _build(mesh: DeviceMesh, policy: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = nn.Sequential(*(_Block(_WIDTH) for _ in range(_BLOCKS)), nn.Linear(_WIDTH, 8))
+    mixed = MixedPrecisionPolicy(**policy)
+    for block in list(model)[:-1]:
+        fully_shard(block, mesh=mesh, mp_policy=mixed)
+    return fully_shard(model, mesh=mesh, mp_policy=mixed)
+
+
+class _Run:
+    """A model with its optimizer; every step returns the loss's bits."""
+
+    def __init__(self, context: Context, policy: dict[str, Any]) -> None:
+        self.model = _build(_mesh(context), policy)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self._generator = torch.Generator().manual_seed(context.rank)
+
+    def step(self) -> float:
+        batch = torch.randn(_TOKENS, _WIDTH, generator=self._generator).cuda()
+        loss = self.model(batch).float().pow(2).mean()
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.item()
+
+
+def _stock_losses(context: Context, policy: dict[str, Any], steps: int) -> list[float]:
+    run = _Run(context, policy)
+    return [run.step() for _ in range(steps)]
+
+
+def equal_losses(context: Context, mode: str, policy: dict[str, Any], steps: int) -> None:
+    """The same bits as stock; in the middle TIDE is off, and on again, for a few steps each."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    expected = _stock_losses(context, policy, steps)
+    run = _Run(context, policy)
+    found = []
+    for start, end, through_tide in (
+        (0, steps // 2, True),
+        (steps // 2, steps // 2 + 5, False),
+        (steps // 2 + 5, steps, True),
+    ):
+        if not through_tide:
+            found += [run.step() for _ in range(start, end)]
+            continue
+        with tide.enable(run.model, mode=mode, strict=True) as handle:
+            found += [run.step() for _ in range(start, end)]
+            counters = handle.counters
+        assert counters["all_gather"]["stock"] == counters["reduce_scatter"]["stock"] == 0
+        assert counters["reduce_scatter"]["tide"] == (_BLOCKS + 1) * (end - start)
+    assert found == expected
+
+
+@pytest.mark.parametrize("mode", ["in_place", "slot_reuse"])
+def test_losses_of_200_steps_equal_stock(two_ranks: RankGroup, mode: str) -> None:
+    two_ranks.run(equal_losses, mode, _MIXED, _STEPS, limit_s=300)
+
+
+@pytest.mark.parametrize(
+    "policy", [{}, {"param_dtype": torch.bfloat16}], ids=["all fp32", "bf16 reduction"]
+)
+def test_losses_in_other_precisions(two_ranks: RankGroup, policy: dict[str, Any]) -> None:
+    two_ranks.run(equal_losses, "in_place", policy, 20, limit_s=120)
+
+
+def slots_are_reused(context: Context) -> None:
+    """In slot_reuse the gradients lie in the slot that the group left, and report says the rest."""
+    run = _Run(context, _MIXED)
+    with tide.enable(run.model, mode="slot_reuse", strict=True) as handle:
+        run.step()
+        notes = handle.report().notes
+    assert not any("ran in place" in note for note in notes), notes
+    run = _Run(context, {})
+    run.model.set_reshard_after_backward(False)
+    with tide.enable(run.model, mode="slot_reuse", strict=True) as handle:
+        run.step()
+        notes = handle.report().notes
+    assert any("was not vacated" in note for note in notes), notes
+
+
+def test_slot_reuse(two_ranks: RankGroup) -> None:
+    two_ranks.run(slots_are_reused)
+
+
+def accumulates(context: Context) -> None:
+    """Gradient accumulation with and without synchronisation, and a checkpoint in between."""
+    losses = []
+    for through_tide in (False, True):
+        run = _Run(context, _MIXED)
+        handle = tide.enable(run.model, strict=True) if through_tide else None
+        for step in range(6):
+            run.model.set_requires_gradient_sync(step % 3 == 2)
+            batch = torch.full((_TOKENS, _WIDTH), 0.01 * (step + 1 + context.rank)).cuda()
+            run.model(batch).float().pow(2).mean().backward()
+        state = copy.deepcopy(run.model.state_dict())
+        losses.append(run.step())
+        run.model.load_state_dict(state)
+        losses.append(run.step())
+        if handle is not None:
+            handle.disable()
+    assert losses[:2] == losses[2:]
+
+
+def test_accumulation_and_checkpoints(two_ranks: RankGroup) -> None:
+    two_ranks.run(accumulates)
+
+
+def stalls(context: Any, _config: None) -> None:
+    """Rank 1 stops answering in the middle of training."""
+    run = _Run(context, _MIXED)
+    with tide.enable(run.model, strict=True, timeout=5):
+        for _ in range(3):
+            run.step()
+        if context.rank == 1:
+            time.sleep(120)
+        run.step()
+        torch.cuda.synchronize()
+
+
+def test_a_stalled_peer_is_reported_in_time(capfd: pytest.CaptureFixture[str]) -> None:
+    from tide.bench.launch import LaunchError, launch
+
+    start = time.monotonic()
+    with pytest.raises(LaunchError, match="rank 0 ended with exit status 87"):
+        launch(stalls, 2)
+    assert time.monotonic() - start < 60
+    words = capfd.readouterr().err
+    for word in ("rank 0", "all_gather of group", "lane all_gather", "waits for"):
+        assert word in words, words
+
+
+def no_copies(context: Context) -> None:
+    """FSDP2's own packing and unpacking is gone from a step, and so are NCCL's kernels."""
+    from tide.bench.gpu.profiling import profile
+
+    run = _Run(context, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32})
+    with tide.enable(run.model, strict=True):
+        for _ in range(3):
+            run.step()
+        step = profile(run.step)
+    names = " ".join(step["kernels"])
+    for word in ("chunk_cat", "split_with_sizes", "ncclDevKernel"):
+        assert word not in names, names
+
+
+def test_a_step_packs_nothing(two_ranks: RankGroup) -> None:
+    two_ranks.run(no_copies)
