@@ -69,23 +69,9 @@ ReductionShape::ReductionShape(const ShardSpan& span, const ReduceScatterSpec& s
   }
   needs_accumulator_ = spec.output_dtype != DType::kF32 && waves_.size() > 1;
 
-  const bool single = instances() == 1;
-  generations_ = options.generations > 0              ? options.generations
-                 : single && topology.local_ranks > 1 ? 1
-                                                      : 2;
-  outbox_blocks_ = remote_blocks();
-  if (options.mode == Mode::kSlotReuse) {
-    // Equation 9: two consecutive rounds, also across waves and passes.
-    int before = 0;
-    int depth = 0;
-    for (int pass = 0; pass < options.passes; ++pass) {
-      for (const Round& round : rounds_) {
-        depth = std::max(depth, before + round.count);
-        before = round.count;
-      }
-    }
-    outbox_blocks_ = std::min(outbox_blocks_, depth);
-  }
+  generations_ = options.generations > 0 ? options.generations
+                                         : GenerationsOf(topology, width, options.passes);
+  outbox_blocks_ = OutboxDepth(topology, rounds_, options.passes, options.mode);
 }
 
 Interval ReductionShape::Part(int slice, int pass) const {
