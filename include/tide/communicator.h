@@ -7,8 +7,11 @@
 //   {slot.id, 0}});
 //
 // Threads: one thread calls at a time. Every call is a collective: all ranks make the same calls in
-// the same order; a difference is an Error(kMismatch) on all of them before data moves. A failed
-// call poisons the communicator: later calls raise Error(kPoisoned).
+// the same order; on the host fabric a difference is an Error(kMismatch) on all of them. A rank
+// compares calls when it first waits for something that a peer has sent in this one: what a peer of
+// another call has sent by then lies in the temporary regions and is never used. A call that failed
+// leaves nothing in particular in its landing or output, and poisons the communicator: later calls
+// raise Error(kPoisoned).
 #ifndef TIDE_COMMUNICATOR_H_
 #define TIDE_COMMUNICATOR_H_
 
