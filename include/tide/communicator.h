@@ -61,7 +61,7 @@ struct CommunicatorOptions {
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
   AllGatherOptions all_gather;
   // staging.slot_bytes is the upper bound of one staging slot: what does not fit goes in chunks. 0:
-  // as much as one sibling contributes to one rank.
+  // as much as one sibling contributes to one rank. Passes are ignored on one node.
   ReduceScatterOptions reduce_scatter;
   // Act as if only this much memory were available to all ranks of the machine. 0: no such limit.
   int64_t memory_limit_bytes = 0;

@@ -21,6 +21,9 @@ void CheckOptions(const Topology& topology, const ReduceScatterOptions& options)
   if (options.wave_width < 0) refuse("wave width", "0 (default) or more", options.wave_width);
   if (options.round_width < 1) refuse("round width k", "at least 1", options.round_width);
   if (options.passes < 1) refuse("passes n_part", "at least 1", options.passes);
+  if (options.passes > kMostPasses) {
+    refuse("passes n_part", fmt::format("at most {}", kMostPasses).c_str(), options.passes);
+  }
   if (options.contexts < 1 || options.contexts > kMaxContexts) {
     refuse("contexts", "1 to 4", options.contexts);
   }

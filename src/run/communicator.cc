@@ -53,6 +53,13 @@ int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options)
   return static_cast<int64_t>(key.Hash());
 }
 
+// A pass count is meant for the groups that span nodes: one node keeps nothing for others, and its
+// planner refuses more than one.
+ReduceScatterOptions ForTopology(ReduceScatterOptions options, const Topology& topology) {
+  if (topology.nodes == 1) options.passes = 1;
+  return options;
+}
+
 std::unique_ptr<Fabric> MakeFabric(Bootstrap& bootstrap, const CommunicatorOptions& options) {
   if (options.fabric == FabricKind::kHost) {
     return std::make_unique<host::HostFabric>(bootstrap, options);
@@ -83,7 +90,8 @@ class Communicator::Impl {
   Impl(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options)
       : options_(options),
         fabric_(std::move(fabric)),
-        arena_(fabric_.get(), options.all_gather, options.reduce_scatter) {}
+        arena_(fabric_.get(), options.all_gather,
+               ForTopology(options.reduce_scatter, fabric_->topology())) {}
 
   Fabric& fabric() { return *fabric_; }
   const Group& group(int id) const {

@@ -174,7 +174,13 @@ def one_rank_fails(context: Context) -> None:
     mode = "nonsense" if context.rank == 1 else "auto"
     error = _failure(lambda: tide.enable(model, mode=mode))
     assert error.code == "invalid_argument" and "rank 1" in str(error) and "nonsense" in str(error)
-    nonsense = (("timeout", "5"), ("nodes", 2**31), ("nodes", torch.tensor(2)), ("mode", {1}))
+    nonsense = (
+        ("timeout", "5"),
+        ("timeout", 1e10),
+        ("nodes", 2**31),
+        ("nodes", torch.tensor(2)),
+        ("mode", {1}),
+    )
     for name, bad in nonsense:
         options = {name: bad} if context.rank == 1 else {}
         error = _failure(lambda options=options: tide.enable(model, **options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 _MODES = ("auto", "in_place", "slot_reuse")
+_MOST_SECONDS = 1e9  # 31 years; the core counts nanoseconds in 64 bits
 
 
 def _is_timeout(value: object) -> bool:
-    return isinstance(value, (int, float)) and value > 0 and math.isfinite(value)
+    return isinstance(value, (int, float)) and 0 < value <= _MOST_SECONDS
 
 
 def _is_count(value: object) -> bool:
@@ -59,7 +59,10 @@ class Options:
             wanted = ", ".join(COLLECTIVES)
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not _is_timeout(self.timeout):
-            return f"timeout must be a positive number of seconds, not {self.timeout!r}"
+            return (
+                f"timeout must be a positive number of seconds, at most {_MOST_SECONDS:g}, "
+                f"not {self.timeout!r}"
+            )
         if self.nodes is not None and not _is_count(self.nodes):
             return f"nodes must be a positive whole number, not {self.nodes!r}"
         return settings.problem()
