@@ -15,15 +15,18 @@ thread_local int64_t allocations = 0;
 
 }  // namespace
 
-// Aligned and array forms end here or in the library's own; the calls under test use neither.
-void* operator new(size_t bytes) {
+// Aligned and array forms end here or in the library's own; the calls under test use neither. Not
+// inline: where g++ inlines one of a pair alone, it takes the other for a mismatch.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   void* memory = std::malloc(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t /*bytes*/) noexcept {
+  std::free(memory);
+}
 
 namespace tide {
 namespace {
