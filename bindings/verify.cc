@@ -1,9 +1,11 @@
 // What the command `tide verify` asks of the core.
 #include "tide/verify.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,13 @@ void SplitTransfers(tide::VerifySetup* setup) {
   setup->all_gather.head_bytes = 256;
 }
 
+// Raises what a signal handler raises, KeyboardInterrupt above all, out of a proof. Python runs
+// handlers on its main thread alone.
+void CheckSignals() {
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+}
+
 // `lanes`: "all_gather", "reduce_scatter", "training" (both lanes, overlapping).
 nb::dict VerifyPlans(const std::string& request, const std::vector<std::string>& lanes,
                      bool node_landing) {
@@ -50,6 +59,7 @@ nb::dict VerifyPlans(const std::string& request, const std::vector<std::string>&
     const nb::gil_scoped_release release;
     tide::VerifySetup setup = MakeSetup(request);
     tide::VerifyOptions options;
+    options.check_interrupt = &CheckSignals;
     if (node_landing) options.landing = tide::LandingModel::kNode;
     for (const std::string& lane : lanes) {
       result.Add(lane == "all_gather"       ? tide::VerifyAllGather(setup, options)
@@ -70,17 +80,25 @@ nb::dict VerifyPlans(const std::string& request, const std::vector<std::string>&
   return answer;
 }
 
-nb::list MutatePlans(const std::string& request, const std::vector<int>& ranks) {
+nb::list MutatePlans(const std::string& request, const std::vector<int>& ranks,
+                     const std::optional<nb::callable>& give_up) {
+  tide::VerifyOptions options;
+  options.check_interrupt = [&give_up] {
+    CheckSignals();
+    const nb::gil_scoped_acquire gil;
+    if (give_up) (*give_up)();
+  };
   tide::verify::MutationTable table;
   {
     const nb::gil_scoped_release release;
     tide::VerifySetup setup = MakeSetup(request);
     SplitTransfers(&setup);
-    tide::verify::ProgramCache cache(setup);
+    tide::verify::ProgramCache cache(setup, options.check_interrupt);
     const auto model = tide::LandingModel::kRank;
-    table = tide::verify::RunMutation(tide::verify::AllGatherSequences(&cache, model), ranks, {});
-    table.Add(
-        tide::verify::RunMutation(tide::verify::ReduceScatterSequences(&cache, model), ranks, {}));
+    table =
+        tide::verify::RunMutation(tide::verify::AllGatherSequences(&cache, model), ranks, options);
+    table.Add(tide::verify::RunMutation(tide::verify::ReduceScatterSequences(&cache, model), ranks,
+                                        options));
   }
   nb::list rows;
   for (size_t kind = 0; kind < table.rows.size(); ++kind) {
@@ -103,5 +121,7 @@ void BindVerify(nb::module_& m) {
         nb::arg("node_landing") = false,
         "Proves the programs of a request in JSON safe, or lists what is wrong.");
   m.def("mutate_plans", &MutatePlans, nb::arg("request"), nb::arg("ranks"),
-        "Injects every mistake in turn into the programs of these ranks.");
+        nb::arg("give_up") = nb::none(),
+        "Injects every mistake in turn into the programs of these ranks. `give_up` is called now "
+        "and then on the calling thread and may raise.");
 }

@@ -7,8 +7,11 @@
 //   {slot.id, 0}});
 //
 // Threads: one thread calls at a time. Every call is a collective: all ranks make the same calls in
-// the same order; a difference is an Error(kMismatch) on all of them before data moves. A failed
-// call poisons the communicator: later calls raise Error(kPoisoned).
+// the same order; on the host fabric a difference is an Error(kMismatch) on all of them. A rank
+// compares calls when it first waits for something that a peer has sent in this one: what a peer of
+// another call has sent by then lies in the temporary regions and is never used. A call that failed
+// leaves nothing in particular in its landing or output, and poisons the communicator: later calls
+// raise Error(kPoisoned).
 #ifndef TIDE_COMMUNICATOR_H_
 #define TIDE_COMMUNICATOR_H_
 
@@ -60,7 +63,7 @@ struct CommunicatorOptions {
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
   AllGatherOptions all_gather;
   // staging.slot_bytes is the upper bound of one staging slot: what does not fit goes in chunks. 0:
-  // as much as one sibling contributes to one rank.
+  // as much as one sibling contributes to one rank. Passes are ignored on one node.
   ReduceScatterOptions reduce_scatter;
   // Act as if only this much memory were available to all ranks of the machine. 0: no such limit.
   int64_t memory_limit_bytes = 0;

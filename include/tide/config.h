@@ -18,10 +18,11 @@ struct ConfigRow {
   std::string type;  // "bytes", "seconds", "count", "word", "folder", "file"
   std::string default_value;
   std::string doc;
-  std::string value;             // what is in force
-  std::string source;            // "default" or "environment"
-  std::optional<double> number;  // of bytes, seconds or things; empty if not set or not valid
-  std::string problem;           // what is wrong with the value, empty if nothing is
+  std::string value;   // what is in force
+  std::string source;  // "default" or "environment"
+  // Of bytes, seconds (at most 1e9, which is for ever) or things; empty if not set or not valid.
+  std::optional<double> number;
+  std::string problem;  // what is wrong with the value, empty if nothing is
 };
 
 struct Config {

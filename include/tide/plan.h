@@ -61,6 +61,9 @@ Mode ParseMode(const std::string& word);
 const char* Name(Placement placement);
 const char* Name(Mode mode);
 
+// Every pass repeats all rounds, for blocks that are smaller in proportion.
+inline constexpr int kMostPasses = 64;
+
 // Constants of the reduce-scatter lane; passes alone may differ from group to group.
 struct ReduceScatterOptions {
   Placement placement = Placement::kDirect;

@@ -13,6 +13,7 @@
 #define TIDE_VERIFY_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,8 @@ enum class LandingModel : uint8_t {
 struct VerifyOptions {
   LandingModel landing = LandingModel::kRank;
   int max_findings = 20;
+  // Called now and then; may throw to give up (Ctrl-C).
+  std::function<void()> check_interrupt = [] {};
 };
 
 // A parameter group as one rank holds it, and how its gradients are reduced.

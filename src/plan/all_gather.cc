@@ -237,9 +237,7 @@ Program Planner::ThroughStage() {
                     });
 
   builder_.Await(readiness, {EventKind::kReady});
-  for (int i = 1; i < builder_.siblings(); ++i) {
-    builder_.Signal(readiness, builder_.Sibling(i), CounterKind::kEntry);
-  }
+  builder_.SignalSiblings(readiness, CounterKind::kEntry);
   builder_.Await(rounds, {EventKind::kReady});
   if (!options_.resident) Gather(rounds, [&](int p) { return slots.Own(p); });
   const Event packed = builder_.NewEvent();
@@ -250,10 +248,8 @@ Program Planner::ThroughStage() {
     builder_.Expect({CounterKind::kCredit, doubling.Target(d)}, 1);
     doubling.Send(d);
     if (d == 0) {
-      for (int i = 1; i < builder_.siblings(); ++i) {
-        builder_.Wait(scatters, {CounterKind::kEntry, builder_.Sibling(i)}, 1);
-        builder_.Expect({CounterKind::kEntry, builder_.Sibling(i)}, 1);
-      }
+      builder_.WaitForSiblings(scatters, CounterKind::kEntry, 1);
+      builder_.ExpectOfSiblings(CounterKind::kEntry, 1);
       builder_.Await(scatters, packed);
       slots.Scatter(scatters, 0, 1);
     }
@@ -266,9 +262,7 @@ Program Planner::ThroughStage() {
   }
   const Event scattered = builder_.NewEvent();
   builder_.Record(scatters, scattered);
-  for (int i = 1; i < builder_.siblings(); ++i) {
-    builder_.Signal(scatters, builder_.Sibling(i), CounterKind::kLanded);
-  }
+  builder_.SignalSiblings(scatters, CounterKind::kLanded);
   // All slots of the call are scattered and forwarded: the whole stage is free again.
   builder_.Await(rounds, scattered);
   for (size_t d = 0; d < doubling.rounds().size(); ++d) {
@@ -276,10 +270,8 @@ Program Planner::ThroughStage() {
   }
   builder_.Record(rounds, {EventKind::kReadDone});
   builder_.Await(completion, {EventKind::kReadDone});
-  for (int i = 1; i < builder_.siblings(); ++i) {
-    builder_.Wait(completion, {CounterKind::kLanded, builder_.Sibling(i)}, 1);
-    builder_.Expect({CounterKind::kLanded, builder_.Sibling(i)}, 1);
-  }
+  builder_.WaitForSiblings(completion, CounterKind::kLanded, 1);
+  builder_.ExpectOfSiblings(CounterKind::kLanded, 1);
   builder_.Record(completion, {EventKind::kDone});
   return builder_.Finish();
 }

@@ -71,12 +71,22 @@ void Builder::Expect(Counter counter, int64_t value) {
   if (value > 0) program_.increments.push_back({counter, value});
 }
 
+void Builder::SignalSiblings(int queue, CounterKind kind, int index) {
+  for (int i = 1; i < siblings(); ++i) Signal(queue, Sibling(i), kind, index);
+}
+
+void Builder::WaitForSiblings(int queue, CounterKind kind, int64_t times, int index) {
+  for (int i = 1; i < siblings(); ++i) Wait(queue, {kind, Sibling(i), index}, times);
+}
+
+void Builder::ExpectOfSiblings(CounterKind kind, int64_t times, int index) {
+  for (int i = 1; i < siblings(); ++i) Expect({kind, Sibling(i), index}, times);
+}
+
 void Builder::Fence(int queue, CounterKind kind) {
-  for (int i = 1; i < siblings(); ++i) Signal(queue, Sibling(i), kind);
-  for (int i = 1; i < siblings(); ++i) {
-    Wait(queue, {kind, Sibling(i)}, 1);
-    Expect({kind, Sibling(i)}, 1);
-  }
+  SignalSiblings(queue, kind);
+  WaitForSiblings(queue, kind, 1);
+  ExpectOfSiblings(kind, 1);
 }
 
 int Builder::RailPeer(int distance) const {

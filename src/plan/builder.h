@@ -33,8 +33,14 @@ class Builder {
   // Says that the programs of a call add `value` to the own counter.
   void Expect(Counter counter, int64_t value);
 
+  // Signals every sibling.
+  void SignalSiblings(int queue, CounterKind kind, int index = 0);
+  // Blocks until every sibling has signalled `times` times in this call.
+  void WaitForSiblings(int queue, CounterKind kind, int64_t times, int index = 0);
+  // Says that every sibling signals `times` times in a call.
+  void ExpectOfSiblings(CounterKind kind, int64_t times, int index = 0);
   // Signals every sibling, then waits for every sibling: no rank of the node passes before all have
-  // reached it.
+  // reached it. Once a call.
   void Fence(int queue, CounterKind kind);
 
   // The i-th sibling in this rank's order: local rank (l + i) mod L of the same node, so that no

@@ -32,17 +32,6 @@ struct MemoryShape {
   bool narrow_output = false;  // several waves add in an accumulator of fp32
 };
 
-// Rounds of one pass. Throws Error(kInvalidArgument) for k < 1.
-std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k);
-
-// n_out: blocks of one outbox bank (equation 9). In place every remote block has its own; slot
-// reuse covers two consecutive rounds, also across the border of two passes.
-int OutboxDepth(const Topology& topology, const std::vector<Round>& rounds, int passes, Mode mode);
-
-// n_par: one for a single wave in a single pass, else two; two for an expert lane, none on one
-// node.
-int GenerationsOf(const Topology& topology, int wave_width, int passes);
-
 // The regions of one rank, bytes. Slots hold a whole block.
 RegionBytes FormulaRegions(const MemoryShape& shape);
 

@@ -161,9 +161,7 @@ void NodeReduction::Sum(const Unit& unit, const Chunk& chunk, const Target& to) 
     sum.scaled = to.is_output;
     sum.accumulate = to.is_output && spec_.accumulate;
   }
-  for (int i = 1; i < siblings; ++i) {
-    builder_.Signal(sum_, builder_.Sibling(i), CounterKind::kReleased);
-  }
+  builder_.SignalSiblings(sum_, CounterKind::kReleased);
 }
 
 // Buffers are named by distance, so they lie at equal offsets on all ranks and a rank keeps none

@@ -240,12 +240,8 @@ void RailReduction::PrepareBlocks(const Instance& instance) {
 
 void RailReduction::Fence(CounterKind kind, int generation, std::vector<int64_t>* fences) {
   const int64_t fence = ++(*fences)[static_cast<size_t>(generation)];
-  for (int i = 1; i < builder_.siblings(); ++i) {
-    builder_.Signal(land_, builder_.Sibling(i), kind, generation);
-  }
-  for (int i = 1; i < builder_.siblings(); ++i) {
-    builder_.Wait(land_, {kind, builder_.Sibling(i), generation}, fence);
-  }
+  builder_.SignalSiblings(land_, kind, generation);
+  builder_.WaitForSiblings(land_, kind, fence, generation);
 }
 
 // Between two fences: all siblings have received, zeroed and placed their blocks; all have read
@@ -310,12 +306,8 @@ void RailReduction::End() {
   }
   if (!shape_.latin()) return;
   for (int g = 0; g < shape_.generations(); ++g) {
-    for (int i = 1; i < builder_.siblings(); ++i) {
-      builder_.Expect({CounterKind::kPlaced, builder_.Sibling(i), g},
-                      placed_[static_cast<size_t>(g)]);
-      builder_.Expect({CounterKind::kReduced, builder_.Sibling(i), g},
-                      reduced_[static_cast<size_t>(g)]);
-    }
+    builder_.ExpectOfSiblings(CounterKind::kPlaced, placed_[static_cast<size_t>(g)], g);
+    builder_.ExpectOfSiblings(CounterKind::kReduced, reduced_[static_cast<size_t>(g)], g);
   }
 }
 

@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 #include <utility>
 
 #include "plan/builder.h"
@@ -47,7 +47,7 @@ class Planner {
         output_(&builder_, span_, spec, shape_.needs_accumulator()),
         level1_(&builder_, span_, shape_, spec, options.staging) {
     if (topology.nodes > 1) {
-      level2_.emplace(&builder_, span_, shape_, spec, options, &output_);
+      level2_ = std::make_unique<RailReduction>(&builder_, span_, shape_, spec, options, &output_);
       MakeUnits();
     }
   }
@@ -188,7 +188,7 @@ class Planner {
   Builder builder_;
   ReductionOutput output_;
   NodeReduction level1_;
-  std::optional<RailReduction> level2_;
+  std::unique_ptr<RailReduction> level2_;  // several nodes
   std::vector<Unit> units_;
   size_t next_ = 0;  // unit
   size_t sent_units_ = 0;

@@ -21,6 +21,9 @@ void CheckOptions(const Topology& topology, const ReduceScatterOptions& options)
   if (options.wave_width < 0) refuse("wave width", "0 (default) or more", options.wave_width);
   if (options.round_width < 1) refuse("round width k", "at least 1", options.round_width);
   if (options.passes < 1) refuse("passes n_part", "at least 1", options.passes);
+  if (options.passes > kMostPasses) {
+    refuse("passes n_part", fmt::format("at most {}", kMostPasses).c_str(), options.passes);
+  }
   if (options.contexts < 1 || options.contexts > kMaxContexts) {
     refuse("contexts", "1 to 4", options.contexts);
   }
@@ -69,23 +72,9 @@ ReductionShape::ReductionShape(const ShardSpan& span, const ReduceScatterSpec& s
   }
   needs_accumulator_ = spec.output_dtype != DType::kF32 && waves_.size() > 1;
 
-  const bool single = instances() == 1;
-  generations_ = options.generations > 0              ? options.generations
-                 : single && topology.local_ranks > 1 ? 1
-                                                      : 2;
-  outbox_blocks_ = remote_blocks();
-  if (options.mode == Mode::kSlotReuse) {
-    // Equation 9: two consecutive rounds, also across waves and passes.
-    int before = 0;
-    int depth = 0;
-    for (int pass = 0; pass < options.passes; ++pass) {
-      for (const Round& round : rounds_) {
-        depth = std::max(depth, before + round.count);
-        before = round.count;
-      }
-    }
-    outbox_blocks_ = std::min(outbox_blocks_, depth);
-  }
+  generations_ = options.generations > 0 ? options.generations
+                                         : GenerationsOf(topology, width, options.passes);
+  outbox_blocks_ = OutboxDepth(topology, rounds_, options.passes, options.mode);
 }
 
 Interval ReductionShape::Part(int slice, int pass) const {

@@ -60,6 +60,9 @@ void CheckRequest(const SizingRequest& request) {
   if (request.passes.value_or(1) < 1) {
     Refuse(fmt::format("passes: expected at least 1, got {}", *request.passes));
   }
+  if (request.passes.value_or(1) > kMostPasses) {
+    Refuse(fmt::format("passes: expected at most {}, got {}", kMostPasses, *request.passes));
+  }
   if (request.round_width.value_or(1) < 1) {
     Refuse(fmt::format("round width k: expected at least 1, got {}; allowed: 1 to {}",
                        *request.round_width, std::max(1, topology.nodes - 1)));

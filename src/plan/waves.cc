@@ -35,6 +35,26 @@ std::vector<Round> CutIntoRounds(const Topology& topology, const std::vector<Wav
   return rounds;
 }
 
+std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k) {
+  return CutIntoRounds(topology, CutIntoWaves(topology, wave_width), k);
+}
+
+int OutboxDepth(const Topology& topology, const std::vector<Round>& rounds, int passes, Mode mode) {
+  if (mode == Mode::kInPlace) return passes * (topology.nodes - 1);
+  if (rounds.empty()) return 0;
+  int depth = passes > 1 ? rounds.front().count + rounds.back().count : rounds.front().count;
+  for (size_t i = 1; i < rounds.size(); ++i) {
+    depth = std::max(depth, rounds[i].count + rounds[i - 1].count);
+  }
+  return depth;
+}
+
+int GenerationsOf(const Topology& topology, int wave_width, int passes) {
+  if (topology.nodes == 1) return 0;
+  const bool once = topology.nodes <= wave_width && passes == 1;
+  return once && topology.local_ranks > 1 ? 1 : 2;
+}
+
 std::vector<int> FindCollision(const Topology& topology, const std::vector<Wave>& waves) {
   for (const Wave& wave : waves) {
     std::vector<int> holder(static_cast<size_t>(topology.local_ranks), 0);

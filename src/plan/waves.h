@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tide/layout.h"
+#include "tide/plan.h"
 
 namespace tide::internal {
 
@@ -38,6 +39,17 @@ std::vector<Wave> CutIntoWaves(const Topology& topology, int width);
 
 // Throws Error(kInvalidArgument) for k < 1.
 std::vector<Round> CutIntoRounds(const Topology& topology, const std::vector<Wave>& waves, int k);
+
+// Rounds of one pass. Throws Error(kInvalidArgument) for k < 1.
+std::vector<Round> RoundsOf(const Topology& topology, int wave_width, int k);
+
+// n_out: blocks of one outbox bank (equation 9). In place every remote block has its own; slot
+// reuse covers two consecutive rounds, also across the border of two passes.
+int OutboxDepth(const Topology& topology, const std::vector<Round>& rounds, int passes, Mode mode);
+
+// n_par: one for a single wave in a single pass, else two; two for an expert lane, none on one
+// node.
+int GenerationsOf(const Topology& topology, int wave_width, int passes);
 
 // The sub-slice that local rank j reduces as contributor c (equation 7). It is also the inbox block
 // that its partial goes to.

@@ -54,6 +54,13 @@ int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options)
   return static_cast<int64_t>(key.Hash());
 }
 
+// A pass count is meant for the groups that span nodes: one node keeps nothing for others, and its
+// planner refuses more than one.
+ReduceScatterOptions ForTopology(ReduceScatterOptions options, const Topology& topology) {
+  if (topology.nodes == 1) options.passes = 1;
+  return options;
+}
+
 std::unique_ptr<Fabric> MakeFabric(Bootstrap& bootstrap, const CommunicatorOptions& options) {
   if (options.fabric == FabricKind::kHost) {
     return std::make_unique<host::HostFabric>(bootstrap, options);
@@ -84,7 +91,8 @@ class Communicator::Impl {
   Impl(std::unique_ptr<Fabric> fabric, const CommunicatorOptions& options)
       : options_(options),
         fabric_(std::move(fabric)),
-        arena_(fabric_.get(), options.all_gather, options.reduce_scatter) {}
+        arena_(fabric_.get(), options.all_gather,
+               ForTopology(options.reduce_scatter, fabric_->topology())) {}
 
   Fabric& fabric() { return *fabric_; }
   const Group& group(int id) const {
@@ -121,11 +129,11 @@ class Communicator::Impl {
     key_.Add(static_cast<int64_t>(Collective::kAllGather));
     key_.Add(group.hash);
     key_.Add(call.shard_dtypes);
-    if (!arena_.HoldsAllGather(group.layout)) {
-      RollCall("all_gather", call.group, nullptr);
-      if (arena_.ReserveAllGather(group.layout)) ForgetPrograms();
-    }
     const Planned& planned = Lookup(synchronised, [&] {
+      if (!arena_.HoldsAllGather(group.layout)) {
+        RollCall("all_gather", call.group, nullptr);
+        if (arena_.ReserveAllGather(group.layout)) ForgetPrograms();
+      }
       return PlanAllGather(group.layout, call.shard_dtypes, fabric_->topology(), fabric_->rank(),
                            arena_.all_gather());
     });
@@ -142,16 +150,14 @@ class Communicator::Impl {
 
   void ReduceScatter(const ReduceScatterCall& call, bool synchronised) {
     const Group& group = this->group(call.group);
-    ReduceScatterSpec spec{call.params, call.grad_dtypes, call.output_dtype, call.accumulate};
     if (call.params.size() != call.gradients.size()) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("reduce_scatter of group '{}': {} parameters but {} gradients",
                               group.layout.name(), call.params.size(), call.gradients.size()));
     }
     // Banks alternate, so that a call's reads overlap the sends of the call before.
-    if (fabric_->topology().nodes > 1 && synchronised) {
-      spec.bank = static_cast<int>(reduce_scatters_++ % 2);
-    }
+    const bool alternates = fabric_->topology().nodes > 1 && synchronised;
+    const int bank = alternates ? static_cast<int>(reduce_scatters_++ % 2) : 0;
     key_.Clear();
     key_.Add(static_cast<int64_t>(Collective::kReduceScatter));
     key_.Add(group.hash);
@@ -159,12 +165,14 @@ class Communicator::Impl {
     key_.Add(call.grad_dtypes);
     key_.Add(static_cast<int64_t>(call.output_dtype));
     key_.Add(static_cast<int64_t>(call.accumulate));
-    key_.Add(spec.bank);
-    if (!arena_.HoldsReduceScatter(group.layout, spec)) {
-      RollCall("reduce_scatter", call.group, &call.params);
-      if (arena_.Reserve({{&group.layout, spec}})) ForgetPrograms();
-    }
+    key_.Add(bank);
     const Planned& planned = Lookup(synchronised, [&] {
+      const ReduceScatterSpec spec{call.params, call.grad_dtypes, call.output_dtype,
+                                   call.accumulate, bank};
+      if (!arena_.HoldsReduceScatter(group.layout, spec)) {
+        RollCall("reduce_scatter", call.group, &call.params);
+        if (arena_.Reserve({{&group.layout, spec}})) ForgetPrograms();
+      }
       return PlanReduceScatter(group.layout, spec, fabric_->topology(), fabric_->rank(),
                                arena_.reduce_scatter());
     });
@@ -228,6 +236,13 @@ class Communicator::Impl {
                             layout.name(), layout.params().size(), shards, dtypes));
   }
 
+  // `plan` makes room in the regions, if there is none, and plans: only where no program is cached,
+  // so that a steady call does not even ask.
+  //
+  // Whatever each rank has cached, all of them still meet in the same roll calls. A program is
+  // cached only when the regions hold its call, and they only grow; whether they do depends on the
+  // call and on their sizes alone, which are equal on all ranks. So "there is no room" implies "no
+  // program is cached": a rank that does not ask is one whose answer would have been yes.
   template <typename Plan>
   const Planned& Lookup(bool synchronised, const Plan& plan) {
     auto& programs = synchronised ? programs_ : floors_;

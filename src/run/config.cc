@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "tide/error.h"
 
@@ -26,7 +27,7 @@ constexpr const char* kNodes = "TIDE_NODES";
 constexpr const char* kPlacement = "TIDE_PLACEMENT";
 constexpr const char* kRoundWidth = "TIDE_ROUND_WIDTH";
 constexpr const char* kPasses = "TIDE_PASSES";
-// 31 years; as nanoseconds it fits into 64 bits.
+// 31 years, for a number that means "for ever": as nanoseconds it fits into 64 bits.
 constexpr double kMostSeconds = 1e9;
 
 // Large chunks keep the copy engines busy, and the sum of one runs beside the copy of the next.
@@ -35,8 +36,8 @@ constexpr StagingOptions kGpuStaging = {
 
 constexpr int64_t kGpuFirstCastBytes = int64_t{8} << 20;
 
-ConfigRow Row(const char* name, const char* type, const char* default_value, const char* doc) {
-  return {name, type, default_value, doc, default_value, "default", std::nullopt, ""};
+ConfigRow Row(const char* name, const char* type, const char* default_value, std::string doc) {
+  return {name, type, default_value, std::move(doc), default_value, "default", std::nullopt, ""};
 }
 
 std::vector<ConfigRow> Table() {
@@ -52,7 +53,10 @@ std::vector<ConfigRow> Table() {
       Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
       Row(kRoundWidth, "count", "2",
           "k: reduce-scatter transfers between nodes under way together"),
-      Row(kPasses, "count", "1", "n_part: passes of a reduce-scatter over several nodes"),
+      Row(kPasses, "count", "1",
+          fmt::format("n_part: passes of a reduce-scatter over several nodes, at most {}; ignored "
+                      "by groups on one node",
+                      kMostPasses)),
       Row(kCache, "folder", "~/.cache/tide",
           "where the file compiled against torch and a private NCCL are kept"),
       Row(kNcclLibrary, "file", "that of `tide nccl install`, or the loaded one",
@@ -67,7 +71,7 @@ void ParseNumber(ConfigRow* row) {
   const bool count = row->type == "count";
   const bool whole = number == std::floor(number) && number < (count ? 0x1p31 : 0x1p53);
   if (*end == '\0' && std::isfinite(number) && number > 0 && (row->type == "seconds" || whole)) {
-    row->number = number;
+    row->number = row->type == "seconds" ? std::min(number, kMostSeconds) : number;
     return;
   }
   row->problem = fmt::format("{} must be a positive {}number{}, not '{}'", row->name,
@@ -81,6 +85,10 @@ void ReadVariable(ConfigRow* row) {
   row->value = value;
   row->source = "environment";
   if (row->type != "folder" && row->type != "file" && row->type != "word") ParseNumber(row);
+  if (row->name == kPasses && row->number.value_or(1) > kMostPasses) {
+    row->number.reset();
+    row->problem = fmt::format("{} must be at most {}, not '{}'", kPasses, kMostPasses, row->value);
+  }
   if (row->name == kPlacement) {
     try {
       ParsePlacement(row->value);
@@ -142,7 +150,7 @@ CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
     if (!row.number) continue;
     if (row.name == kTimeout) {
       options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(std::min(*row.number, kMostSeconds)));
+          std::chrono::duration<double>(*row.number));
     }
     if (row.name == kMemoryLimit) options.memory_limit_bytes = static_cast<int64_t>(*row.number);
     if (row.name == kStagingSlot) {

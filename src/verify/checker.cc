@@ -23,9 +23,9 @@ Checker::Checker(const Model& model, Findings* findings, Relaxed relaxed)
   }
 }
 
-std::vector<int> Checker::Run() {
+std::vector<int> Checker::Run(const std::function<void()>& check_interrupt) {
   Simulation simulation(model_, model_.Queues(), /*pacing=*/false, relaxed_);
-  auto blocked = simulation.Run([this](const Step& step) { Follow(step); });
+  auto blocked = simulation.Run([this](const Step& step) { Follow(step); }, check_interrupt);
   findings_.stats().accesses += history_.accesses;
   findings_.stats().pairs += history_.pairs;
   return blocked;

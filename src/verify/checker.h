@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>
@@ -22,7 +23,7 @@ class Checker {
  public:
   Checker(const Model& model, Findings* findings, Relaxed relaxed = {});
   // Returns the steps at which queues stay blocked.
-  std::vector<int> Run();
+  std::vector<int> Run(const std::function<void()>& check_interrupt);
   // The step by which the relaxed step's queue knew all that the relaxed step would have told it,
   // if that was before the queue did anything but wait; else null.
   const Step* substitute() const { return !used_ || in_time_ ? substitute_ : nullptr; }

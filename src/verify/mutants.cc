@@ -202,15 +202,22 @@ struct Spot {
 
 int64_t Bytes(int64_t elems, DType dtype) { return elems * static_cast<int64_t>(ItemSize(dtype)); }
 
-// Where operands come from and sums go to.
-std::vector<Spot> Slices(Operation* op) {
+// Where copies and puts come from, or go to.
+std::vector<Spot> Ends(Operation* op, const char* what, Ref Piece::*of_piece,
+                       Ref PutPiece::*of_put) {
   std::vector<Spot> spots;
   for (Piece& piece : op->pieces) {
     // The neighbour of a pitched piece is one of its own rows.
     const bool one_row = piece.rows == 1 && op->kind != OpKind::kZero;
-    if (one_row) spots.push_back({"source", &piece.src, piece.row_bytes});
+    if (one_row) spots.push_back({what, &(piece.*of_piece), piece.row_bytes});
   }
-  for (PutPiece& put : op->puts) spots.push_back({"source", &put.src, put.bytes});
+  for (PutPiece& put : op->puts) spots.push_back({what, &(put.*of_put), put.bytes});
+  return spots;
+}
+
+// Where operands come from and sums go to.
+std::vector<Spot> Slices(Operation* op) {
+  std::vector<Spot> spots = Ends(op, "source", &Piece::src, &PutPiece::src);
   for (CastPiece& cast : op->casts) {
     spots.push_back({"source", &cast.src, Bytes(cast.elems, cast.src_dtype)});
   }
@@ -228,15 +235,7 @@ std::vector<Spot> Slices(Operation* op) {
 }
 
 // Where copies and puts go to.
-std::vector<Spot> Blocks(Operation* op) {
-  std::vector<Spot> spots;
-  for (Piece& piece : op->pieces) {
-    const bool one_row = piece.rows == 1 && op->kind != OpKind::kZero;
-    if (one_row) spots.push_back({"block", &piece.dst, piece.row_bytes});
-  }
-  for (PutPiece& put : op->puts) spots.push_back({"block", &put.dst, put.bytes});
-  return spots;
-}
+std::vector<Spot> Blocks(Operation* op) { return Ends(op, "block", &Piece::dst, &PutPiece::dst); }
 
 // Up to the next slice or, at the end of the buffer, down to the one before; 0 if there is none.
 int64_t Neighbour(const Program& program, const Spot& spot) {

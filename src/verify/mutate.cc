@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -80,7 +81,7 @@ bool Relaxes(MutantKind kind) {
 // Which step makes the relaxed one redundant: empty if one of the checked calls has none, nothing
 // if the relaxed step never waits in this sequence.
 std::optional<std::string> ExplainIn(const Input& input, const Operation& op, int rank,
-                                     bool weakened) {
+                                     bool weakened, const std::function<void()>& check_interrupt) {
   const Model model(input);
   std::optional<std::string> explanation;
   for (const Step& step : model.steps()) {
@@ -89,7 +90,7 @@ std::optional<std::string> ExplainIn(const Input& input, const Operation& op, in
     if (step.op != &op || step.rank != rank || !checked || !waits) continue;
     Findings ignored(0);
     Checker checker(model, &ignored, {&step, weakened});
-    checker.Run();
+    checker.Run(check_interrupt);
     if (checker.substitute() == nullptr) return std::string();
     const Site site = model.SiteOf(*checker.substitute());
     explanation = site.call == step.call ? site.operation
@@ -102,13 +103,14 @@ std::optional<std::string> ExplainIn(const Input& input, const Operation& op, in
 // Why a mutant that is not detected does no harm: before the queue does anything else, another wait
 // has told it as much.
 std::string Explain(const std::vector<Input>& sequences, const Programs& originals,
-                    const Mutant& mutant, int rank) {
+                    const Mutant& mutant, int rank, const std::function<void()>& check_interrupt) {
   if (!Relaxes(mutant.kind) || mutant.operation < 0) return {};
   const auto r = static_cast<size_t>(rank);
   const Operation& op = originals[r]->operations[static_cast<size_t>(mutant.operation)];
   std::string first;
   for (const Input& input : sequences) {
-    const auto explanation = ExplainIn(input, op, rank, mutant.kind == MutantKind::kWeakenedWait);
+    const auto explanation =
+        ExplainIn(input, op, rank, mutant.kind == MutantKind::kWeakenedWait, check_interrupt);
     if (!explanation.has_value()) continue;
     if (explanation->empty()) return {};
     if (first.empty()) first = *explanation;
@@ -156,7 +158,8 @@ MutationTable RunMutation(std::vector<Input> sequences, const std::vector<int>& 
         ++row.detected;
         continue;
       }
-      const std::string substitute = Explain(sequences, originals, mutant, rank);
+      const std::string substitute =
+          Explain(sequences, originals, mutant, rank, options.check_interrupt);
       if (substitute.empty()) {
         row.undetected.push_back(mutant.description);
       } else {

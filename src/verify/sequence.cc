@@ -54,6 +54,7 @@ const ProgramCache::Programs& ProgramCache::AllGather(int group) {
   Programs& programs = all_gather_[group];
   const VerifyGroup& spec = setup_.groups[static_cast<size_t>(group)];
   for (int rank = static_cast<int>(programs.size()); rank < setup_.topology.Ranks(); ++rank) {
+    check_interrupt_();
     programs.push_back(std::make_shared<const Program>(
         PlanAllGather(spec.layout, spec.shard_dtypes, setup_.topology, rank, setup_.all_gather)));
   }
@@ -66,6 +67,7 @@ const ProgramCache::Programs& ProgramCache::ReduceScatter(int group, int bank) {
   ReduceScatterSpec reduce = spec.reduce;
   reduce.bank = bank;
   for (int rank = static_cast<int>(programs.size()); rank < setup_.topology.Ranks(); ++rank) {
+    check_interrupt_();
     programs.push_back(std::make_shared<const Program>(
         PlanReduceScatter(spec.layout, reduce, setup_.topology, rank, setup_.reduce_scatter)));
   }
@@ -306,17 +308,17 @@ VerifyResult VerifyAll(const std::vector<verify::Input>& inputs, const VerifyOpt
 }  // namespace
 
 VerifyResult VerifyAllGather(const VerifySetup& setup, const VerifyOptions& options) {
-  verify::ProgramCache cache(setup);
+  verify::ProgramCache cache(setup, options.check_interrupt);
   return VerifyAll(verify::AllGatherSequences(&cache, options.landing), options);
 }
 
 VerifyResult VerifyReduceScatter(const VerifySetup& setup, const VerifyOptions& options) {
-  verify::ProgramCache cache(setup);
+  verify::ProgramCache cache(setup, options.check_interrupt);
   return VerifyAll(verify::ReduceScatterSequences(&cache, options.landing), options);
 }
 
 VerifyResult VerifyTraining(const VerifySetup& setup, const VerifyOptions& options) {
-  verify::ProgramCache cache(setup);
+  verify::ProgramCache cache(setup, options.check_interrupt);
   return VerifyAll(verify::TrainingSequences(&cache, options.landing), options);
 }
 

@@ -5,6 +5,7 @@
 #ifndef TIDE_VERIFY_SEQUENCE_H_
 #define TIDE_VERIFY_SEQUENCE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,13 +23,17 @@ class ProgramCache {
  public:
   using Programs = std::vector<std::shared_ptr<const Program>>;
 
-  explicit ProgramCache(const VerifySetup& setup) : setup_(setup) {}
+  // `check_interrupt`: see VerifyOptions.
+  explicit ProgramCache(
+      const VerifySetup& setup, std::function<void()> check_interrupt = [] {})
+      : setup_(setup), check_interrupt_(std::move(check_interrupt)) {}
   const VerifySetup& setup() const { return setup_; }
   const Programs& AllGather(int group);
   const Programs& ReduceScatter(int group, int bank);
 
  private:
   const VerifySetup& setup_;
+  const std::function<void()> check_interrupt_;
   std::map<int, Programs> all_gather_;
   std::map<std::pair<int, int>, Programs> reduce_scatter_;
 };

@@ -5,6 +5,9 @@
 namespace tide::verify {
 namespace {
 
+// A few milliseconds of work.
+constexpr int64_t kStepsBetweenChecks = 4096;
+
 bool IsRecord(const Step& step) {
   return step.op != nullptr ? step.op->kind == OpKind::kRecord
                             : step.caller->kind == CallerStep::Kind::kRecord;
@@ -24,7 +27,9 @@ Simulation::Simulation(const Model& model, std::vector<std::vector<int>> tracks,
       counter_waiters_(model.counters().size()),
       event_waiters_(static_cast<size_t>(model.events())) {}
 
-std::vector<int> Simulation::Run(const std::function<void(const Step&)>& execute) {
+std::vector<int> Simulation::Run(const std::function<void(const Step&)>& execute,
+                                 const std::function<void()>& check_interrupt) {
+  int64_t executed = 0;
   for (size_t t = tracks_.size(); t > 0; --t) runnable_.push_back(static_cast<int>(t) - 1);
   while (!runnable_.empty()) {
     const auto track = static_cast<size_t>(runnable_.back());
@@ -39,6 +44,7 @@ std::vector<int> Simulation::Run(const std::function<void(const Step&)>& execute
         waiters.push_back(static_cast<int>(track));
         break;
       }
+      if (executed++ % kStepsBetweenChecks == 0) check_interrupt();
       execute(step);
       Complete(step);
     }

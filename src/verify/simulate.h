@@ -25,8 +25,10 @@ class Simulation {
   Simulation(const Model& model, std::vector<std::vector<int>> tracks, bool pacing,
              Relaxed relaxed = {});
 
-  // Calls `execute` for each step when it runs. Returns the steps at which tracks stay blocked.
-  std::vector<int> Run(const std::function<void(const Step&)>& execute);
+  // Calls `execute` for each step when it runs, and `check_interrupt` now and then. Returns the
+  // steps at which tracks stay blocked.
+  std::vector<int> Run(const std::function<void(const Step&)>& execute,
+                       const std::function<void()>& check_interrupt);
 
   int64_t counter(int index) const { return counters_[static_cast<size_t>(index)]; }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <functional>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -26,12 +27,13 @@ void ReportStuck(const Model& model, const std::vector<int>& blocked, const std:
   }
 }
 
-void CheckProgress(const Model& model, Findings* findings) {
+void CheckProgress(const Model& model, const std::function<void()>& check_interrupt,
+                   Findings* findings) {
   const auto ignore = [](const Step&) {};
-  auto blocked = Simulation(model, model.Queues(), /*pacing=*/true).Run(ignore);
+  auto blocked = Simulation(model, model.Queues(), /*pacing=*/true).Run(ignore, check_interrupt);
   ReportStuck(model, blocked, "with queues of their own", findings);
   if (!blocked.empty()) return;
-  blocked = Simulation(model, model.Fifos(), /*pacing=*/true).Run(ignore);
+  blocked = Simulation(model, model.Fifos(), /*pacing=*/true).Run(ignore, check_interrupt);
   ReportStuck(model, blocked, "with the rank's queues in one FIFO", findings);
 }
 
@@ -45,11 +47,11 @@ VerifyResult Verify(const Input& input, const VerifyOptions& options) {
 
   const Model model(input);
   findings.stats().operations = static_cast<int64_t>(model.steps().size());
-  CheckProgress(model, &findings);
+  CheckProgress(model, options.check_interrupt, &findings);
   if (findings.full()) return findings.Take();
   // What is ordered without pacing is ordered with it: one schedule answers for both.
   const bool was_stuck = !findings.empty();
-  const auto blocked = Checker(model, &findings).Run();
+  const auto blocked = Checker(model, &findings).Run(options.check_interrupt);
   if (!was_stuck) ReportStuck(model, blocked, "with all pacing removed", &findings);
   return findings.Take();
 }

@@ -255,6 +255,8 @@ TEST(Plan, ImpossibleReduceScattersNameTheRule) {
             "reduce_scatter: round width k: expected at least 1, got 0");
   EXPECT_EQ(refusal({2, 2}, {.passes = 0, .staging = kStaging}),
             "reduce_scatter: passes n_part: expected at least 1, got 0");
+  EXPECT_EQ(refusal({2, 2}, {.passes = 65, .staging = kStaging}),
+            "reduce_scatter: passes n_part: expected at most 64, got 65");
   EXPECT_EQ(refusal({1, 4}, {.passes = 2, .staging = kStaging}),
             "reduce_scatter: passes n_part on one node: expected 1, because nothing is kept for "
             "other nodes, got 2");

@@ -279,6 +279,7 @@ TEST(Sizing, NamesTheRuleAndWhatIsAllowed) {
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.round_width = 0; }),
                        "round width k: expected at least 1, got 0; allowed: 1 to 8"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.passes = 0; }), "passes: expected at least 1"));
+  EXPECT_TRUE(Contains(refusal([](auto& r) { r.passes = 65; }), "passes: expected at most 64"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.chunk_bytes = 1; }), "chunk: expected at least"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.topology = {1, 1}; }), "at least 2 ranks"));
   EXPECT_TRUE(Contains(refusal([](auto& r) {

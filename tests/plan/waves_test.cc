@@ -91,5 +91,19 @@ TEST(LatinSquare, CollisionMeansTwoPartialsInOneBlock) {
   }
 }
 
+TEST(OutboxDepth, CoversTwoRoundsOfTheRealCut) {
+  // Nine nodes, waves of 8: rounds of 4, 4 and none for the own node alone.
+  const Topology nine{9, 8};
+  EXPECT_EQ(OutboxDepth(nine, RoundsOf(nine, 8, 4), 1, Mode::kSlotReuse), 8);
+  // Six nodes, k = 4: rounds of 4 and 1.
+  const Topology six{6, 8};
+  EXPECT_EQ(OutboxDepth(six, RoundsOf(six, 8, 4), 1, Mode::kSlotReuse), 5);
+  // Three nodes, k = 4: one round of 2; twice 2 as soon as it comes twice.
+  const Topology three{3, 8};
+  EXPECT_EQ(OutboxDepth(three, RoundsOf(three, 8, 4), 1, Mode::kSlotReuse), 2);
+  EXPECT_EQ(OutboxDepth(three, RoundsOf(three, 8, 4), 2, Mode::kSlotReuse), 4);
+  EXPECT_EQ(OutboxDepth(three, RoundsOf(three, 8, 4), 3, Mode::kInPlace), 6);
+}
+
 }  // namespace
 }  // namespace tide::internal

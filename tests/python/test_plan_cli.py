@@ -139,6 +139,8 @@ def test_malformed_files_name_the_field(tmp_path) -> None:
     assert "line 1 column 13" in refusal(*command)
     file.write_bytes(b"\xff\xfe")
     assert "UTF-8" in refusal(*command)
+    file.write_text("[" * 100_000 + "]" * 100_000)
+    assert "levels of brackets" in refusal(*command)
     file.write_text("[]")
     assert "expected an object" in refusal(*command)
     file.write_text(json.dumps(GROUPS | {"options": 3}))

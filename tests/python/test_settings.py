@@ -21,6 +21,8 @@ def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.number("TIDE_TIMEOUT") is None
     monkeypatch.setenv("TIDE_TIMEOUT", "2.5")
     assert settings.number("TIDE_TIMEOUT") == 2.5
+    monkeypatch.setenv("TIDE_TIMEOUT", "1e10")
+    assert settings.number("TIDE_TIMEOUT") == 1e9
     for bad in ("soon", "-1", "0", "inf"):
         monkeypatch.setenv("TIDE_TIMEOUT", bad)
         assert "TIDE_TIMEOUT must be a positive number" in settings.problem()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import types
 from pathlib import Path
 
 import pytest
+from tide import _core
 from tide.cli import app
 from typer.testing import CliRunner
 
@@ -55,3 +58,53 @@ def test_mutants_are_detected_or_explained() -> None:
     assert injected > 500
     assert undetected == 0
     assert detected + explained == injected
+
+
+def _request(nodes: int, local: int) -> str:
+    params = [{"name": "w", "rows": 4096, "row_elems": 64, "dtype": "bf16"}]
+    return json.dumps(
+        {
+            "groups": [{"name": "g", "params": params}],
+            "nodes": nodes,
+            "local_ranks": local,
+            "machine": "paper-8-nodes",
+        }
+    )
+
+
+def test_signals_stop_a_proof() -> None:
+    """A handler runs while the core is at work, not only once it has returned."""
+    runs: list[int] = []
+
+    def handler(_signum: int, frame: types.FrameType | None) -> None:
+        # After a call that does not look for signals the handler runs there once: they coalesce.
+        runs.append(frame.f_lasti if frame else -1)
+        if len(runs) > 1 and runs[-1] == runs[-2]:
+            raise KeyboardInterrupt
+
+    request = _request(64, 8)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _core.verify_plans(request, ["training"])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_mutation_gives_up_when_asked() -> None:
+    class Enough(Exception):
+        pass
+
+    asked = 0
+
+    def give_up() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        _core.mutate_plans(_request(3, 2), [0], give_up)
+    assert asked == 3

@@ -113,6 +113,15 @@ TEST(ReduceScatter, RepeatsBitwise) {
   });
 }
 
+TEST(ReduceScatter, PassesAreIgnoredOnOneNode) {
+  CommunicatorOptions options;
+  options.reduce_scatter.passes = 3;
+  RunCommunicators(3, options, [](Communicator& comm) {
+    const ShapeCase shape{"passes", {33, 7}, 129};
+    CheckReduceScatter(comm, shape, {{DType::kBF16, DType::kBF16}, 0.25F, false});
+  });
+}
+
 TEST(ReduceScatter, KeepsSmallContributions) {
   // bf16 running sums would stay at 256 (a known failure of bf16 reductions).
   RunCommunicators(9, {}, [](Communicator& comm) {

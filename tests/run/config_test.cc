@@ -87,6 +87,24 @@ TEST(Config, BadNumbersAreNamed) {
   }
 }
 
+TEST(Config, PassesAreBounded) {
+  for (const char* most : {"1", "64"}) {
+    const Variable passes("TIDE_PASSES", most);
+    EXPECT_EQ(OptionsFromEnvironment().reduce_scatter.passes, std::stoi(most));
+  }
+  const Variable passes("TIDE_PASSES", "65");
+  EXPECT_EQ(Row("TIDE_PASSES").problem, "TIDE_PASSES must be at most 64, not '65'");
+  EXPECT_FALSE(Row("TIDE_PASSES").number.has_value());
+  EXPECT_THROW(OptionsFromEnvironment(), Error);
+}
+
+// What the table says is what is in force, also for those who read it in place of the options.
+TEST(Config, LongTimeoutsAreCut) {
+  const Variable timeout("TIDE_TIMEOUT", "1e10");
+  EXPECT_EQ(Row("TIDE_TIMEOUT").number, 1e9);
+  EXPECT_EQ(OptionsFromEnvironment().timeout, std::chrono::seconds(1'000'000'000));
+}
+
 TEST(Config, UnknownVariablesWarn) {
   const Variable misspelt("TIDE_TIMOUT", "3");
   const auto warnings = ReadConfig().warnings;

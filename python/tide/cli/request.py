@@ -29,6 +29,8 @@ def _read_json(path: Path) -> Any:
         fail("plan", f"{path}: expected JSON in UTF-8")
     except json.JSONDecodeError as error:
         fail("plan", f"{path}: line {error.lineno} column {error.colno}: {error.msg}")
+    except RecursionError:
+        fail("plan", f"{path}: expected a few levels of brackets, got too many to read")
 
 
 def preset_groups(name: str) -> list[dict[str, Any]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -186,33 +188,46 @@ def _tiny_requests(nodes: int, local: int) -> list[tuple[str, dict[str, Any]]]:
     return requests
 
 
-def _mutate(topologies: list[tuple[int, int]]) -> bool:
-    """Injects every mistake; returns whether each was detected or is known to be harmless."""
+def _inject(requests: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yields the label and the mutants of each request."""
     from tide import _core
 
-    requests = [r for nodes, local in topologies for r in _tiny_requests(nodes, local)]
-    total: dict[str, dict[str, Any]] = {}
-    error_console = Console(stderr=True, highlight=False)
+    interrupted = threading.Event()
+
+    # Ctrl-C reaches the main thread alone, which waits for the others before it ends.
+    def give_up() -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
 
     def run(entry: tuple[str, dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
         label, request = entry
         # All ranks are alike but for padding, which the last one has.
         ranks = [0, request["nodes"] * request["local_ranks"] - 1]
-        return label, _core.mutate_plans(json.dumps(request), ranks)
+        return label, _core.mutate_plans(json.dumps(request), ranks, give_up)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for label, rows in pool.map(run, requests):
-            injected = sum(row["injected"] for row in rows)
-            error_console.print(f"{label}: {injected} mutants")
-            for row in rows:
-                sum_of = total.setdefault(
-                    row["kind"],
-                    {"injected": 0, "detected": 0, "explained": [], "undetected": []},
-                )
-                sum_of["injected"] += row["injected"]
-                sum_of["detected"] += row["detected"]
-                for key in ("explained", "undetected"):
-                    sum_of[key] += [f"{label}: {text}" for text in row[key]]
+        try:
+            yield from pool.map(run, requests)
+        finally:
+            interrupted.set()
+
+
+def _mutate(topologies: list[tuple[int, int]]) -> bool:
+    """Injects every mistake; returns whether each was detected or is known to be harmless."""
+    requests = [r for nodes, local in topologies for r in _tiny_requests(nodes, local)]
+    total: dict[str, dict[str, Any]] = {}
+    error_console = Console(stderr=True, highlight=False)
+    for label, rows in _inject(requests):
+        injected = sum(row["injected"] for row in rows)
+        error_console.print(f"{label}: {injected} mutants")
+        for row in rows:
+            sum_of = total.setdefault(
+                row["kind"], {"injected": 0, "detected": 0, "explained": [], "undetected": []}
+            )
+            sum_of["injected"] += row["injected"]
+            sum_of["detected"] += row["detected"]
+            for key in ("explained", "undetected"):
+                sum_of[key] += [f"{label}: {text}" for text in row[key]]
     out = console()
     for key in ("explained", "undetected"):
         for kind, row in total.items():

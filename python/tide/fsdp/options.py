@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tide.fsdp import settings
@@ -11,8 +10,11 @@ from tide.fsdp.group import COLLECTIVES
 _MODES = ("auto", "in_place", "slot_reuse")
 
 
+_MOST_SECONDS = 1e9  # 31 years; the core counts nanoseconds in 64 bits
+
+
 def _is_timeout(value: object) -> bool:
-    return isinstance(value, (int, float)) and value > 0 and math.isfinite(value)
+    return isinstance(value, (int, float)) and 0 < value <= _MOST_SECONDS
 
 
 def _is_count(value: object) -> bool:
@@ -39,7 +41,10 @@ class Options:
             wanted = ", ".join(COLLECTIVES)
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not _is_timeout(self.timeout):
-            return f"timeout must be a positive number of seconds, not {self.timeout!r}"
+            return (
+                f"timeout must be a positive number of seconds, at most {_MOST_SECONDS:g}, "
+                f"not {self.timeout!r}"
+            )
         if self.nodes is not None and not _is_count(self.nodes):
             return f"nodes must be a positive whole number, not {self.nodes!r}"
         return settings.problem()

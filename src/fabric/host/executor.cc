@@ -23,6 +23,13 @@ double Seconds(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
+// The queue's first operation from index `from` on; past the end if there is none.
+size_t NextOf(const Program& program, size_t queue, size_t from) {
+  const auto& operations = program.operations;
+  while (from < operations.size() && static_cast<size_t>(operations[from].queue) != queue) ++from;
+  return from;
+}
+
 }  // namespace
 
 Executor::Executor(int rank, const Topology& topology, const std::vector<ControlPage>& pages,
@@ -39,55 +46,25 @@ Executor::Executor(int rank, const Topology& topology, const std::vector<Control
       bases_(CountersPerPage(topology)) {}
 
 double Executor::Run(const Call& call, TraceSink* trace) {
-  const auto& operations = call.program->operations;
-  const size_t queues = call.program->queues.size();
-  const auto next = [&](size_t queue, size_t from) {
-    while (from < operations.size() && static_cast<size_t>(operations[from].queue) != queue) ++from;
-    return from;
-  };
   const auto deadline = Clock::now() + timeout_;
+  const ControlPage& own = pages_[static_cast<size_t>(rank_)];
   Clock::duration waited{};
   int yields = 0;
-  recorded_.clear();
-  cursors_.resize(queues);
-  for (size_t q = 0; q < queues; ++q) cursors_[q] = next(q, 0);
-  const ControlPage& own = pages_[static_cast<size_t>(rank_)];
-  if (call.identity.sequence != 0) own.PublishCall(call.identity);
-
+  Begin(call);
   while (true) {
     // Read before any condition is tried: whatever rings afterwards moves the doorbell away from
     // `seen` and keeps Pause from sleeping through it.
     const uint32_t seen = own.header().doorbell.load(std::memory_order_seq_cst);
-    bool progress = false;
-    bool held = false;
-    const Operation* blocked = nullptr;
-    for (size_t q = 0; q < queues; ++q) {
-      while (cursors_[q] < operations.size()) {
-        const Operation& op = operations[cursors_[q]];
-        if (!Unblocked(call, op)) {
-          // Own events follow from waits of other queues: those are what to report.
-          if (blocked == nullptr || op.kind == OpKind::kWait) blocked = &op;
-          break;
-        }
-        if (may_run_ && !may_run_(*call.program, op)) {
-          held = true;
-          break;
-        }
-        const auto start = trace != nullptr ? Clock::now() : Clock::time_point();
-        RunOne(call, op);
-        if (trace != nullptr) trace->Add(call, op, Seconds(start), Seconds(Clock::now()));
-        cursors_[q] = next(q, cursors_[q] + 1);
-        progress = true;
-      }
-    }
-    if (progress && yields > 0) {
+    Turn turn;
+    for (size_t q = 0; q < cursors_.size(); ++q) RunQueue(call, q, trace, &turn);
+    if (turn.progress && yields > 0) {
       own.Await(-1);
       yields = 0;
     }
-    if (blocked == nullptr && !held) break;
-    if (progress || held) continue;
+    if (turn.blocked == nullptr && !turn.held) break;
+    if (turn.progress || turn.held) continue;
     const auto start = Clock::now();
-    Pause(call, *blocked, seen, &yields, deadline);
+    Pause(call, *turn.blocked, seen, &yields, deadline);
     waited += Clock::now() - start;
   }
   for (const Increment& increment : call.program->increments) {
@@ -95,6 +72,37 @@ double Executor::Run(const Call& call, TraceSink* trace) {
         static_cast<uint64_t>(increment.value);
   }
   return std::chrono::duration<double>(waited).count();
+}
+
+void Executor::Begin(const Call& call) {
+  recorded_.clear();
+  cursors_.resize(call.program->queues.size());
+  for (size_t q = 0; q < cursors_.size(); ++q) cursors_[q] = NextOf(*call.program, q, 0);
+  if (call.identity.sequence != 0) {
+    pages_[static_cast<size_t>(rank_)].PublishCall(call.identity);
+  }
+}
+
+void Executor::RunQueue(const Call& call, size_t queue, TraceSink* trace, Turn* turn) {
+  const auto& operations = call.program->operations;
+  size_t& at = cursors_[queue];
+  while (at < operations.size()) {
+    const Operation& op = operations[at];
+    if (!Unblocked(call, op)) {
+      // Own events follow from waits of other queues: those are what to report.
+      if (turn->blocked == nullptr || op.kind == OpKind::kWait) turn->blocked = &op;
+      return;
+    }
+    if (may_run_ && !may_run_(*call.program, op)) {
+      turn->held = true;
+      return;
+    }
+    const auto start = trace != nullptr ? Clock::now() : Clock::time_point();
+    RunOne(call, op);
+    if (trace != nullptr) trace->Add(call, op, Seconds(start), Seconds(Clock::now()));
+    at = NextOf(*call.program, queue, at + 1);
+    turn->progress = true;
+  }
 }
 
 bool Executor::Unblocked(const Call& call, const Operation& op) const {

@@ -39,6 +39,17 @@ class Executor {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // What one turn over all queues has come to.
+  struct Turn {
+    bool progress = false;
+    bool held = false;                   // may_run_ holds back a queue
+    const Operation* blocked = nullptr;  // what to name if nothing moves
+  };
+
+  // Sets the cursors and tells the peers which call this is.
+  void Begin(const Call& call);
+  // Runs the queue up to its end or to what it must wait for.
+  void RunQueue(const Call& call, size_t queue, TraceSink* trace, Turn* turn);
   // Whether what the operation blocks on, if anything, has happened.
   bool Unblocked(const Call& call, const Operation& op) const;
   void RunOne(const Call& call, const Operation& op);

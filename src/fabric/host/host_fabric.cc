@@ -37,10 +37,6 @@ const char* Name(SegmentKind kind) {
   return kind == SegmentKind::kNodeShared ? "node-shared" : "per rank";
 }
 
-void SetText(Notice* notice, const std::string& text) {
-  std::strncpy(notice->text, text.c_str(), sizeof notice->text - 1);
-}
-
 // An error unless all neighbours ask for the same; null if they do.
 std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notices, int rank,
                                        const std::string& what) {
@@ -128,7 +124,7 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   mine.bytes = bytes;
   mine.nonce = nonce;
   mine.kind = kind;
-  SetText(&mine, label);
+  mine.SetText(label);
   std::unique_ptr<Error> error;
   FileDescriptor memory;
   try {

@@ -70,7 +70,7 @@ bool WaitFor(int fd, short events, Clock::time_point deadline) {
 void SetNotice(const Error& error, int rank, Notice* notice) {
   notice->error_code = static_cast<int32_t>(error.code());
   notice->rank = rank;
-  std::strncpy(notice->text, error.what(), sizeof notice->text - 1);
+  notice->SetText(error.what());
 }
 
 // The error of the lowest rank, this one's included.
@@ -85,6 +85,10 @@ Notice FirstError(const std::vector<ReceivedNotice>& received, Notice first) {
 }
 
 }  // namespace
+
+void Notice::SetText(const std::string& words) {
+  std::strncpy(text, words.c_str(), sizeof text - 1);
+}
 
 PeerSockets::PeerSockets(Bootstrap& bootstrap, const Topology& topology,
                          std::chrono::nanoseconds timeout)

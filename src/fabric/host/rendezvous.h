@@ -30,6 +30,8 @@ struct Notice {
   int32_t rank = -1;        // who speaks, or whose error it is
   SegmentKind kind = SegmentKind::kPerRank;
   char text[480] = {};  // the error's sentence, or the segment's label
+
+  void SetText(const std::string& words);  // cut to fit
 };
 
 struct ReceivedNotice {

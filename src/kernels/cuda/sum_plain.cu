@@ -7,6 +7,20 @@ namespace {
 
 constexpr int kPlainThreads = 512;
 
+// This thread's quads of source s, each by Source::LoadQuad; zeros past the end of the tile.
+template <class Source, class In, int kQuads>
+__device__ __forceinline__ void LoadQuads(const Walk& walk, const Tile& tile, uint32_t s,
+                                          typename In::Quad (&quads)[kQuads]) {
+  const auto* from =
+      reinterpret_cast<const typename In::Quad*>(walk.source(s) + tile.body_begin * In::kBytes);
+  const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
+#pragma unroll
+  for (int u = 0; u < kQuads; ++u) {
+    const int index = FirstQuad<In, Source::kThreads>() + u * kWarpThreads;
+    quads[u] = index < n_quads ? Source::LoadQuad(from + index) : typename In::Quad{};
+  }
+}
+
 // Each source passes once: loads bypass the first-level cache and leave the second early.
 struct GlobalSource {
   static constexpr int kThreads = kPlainThreads;
@@ -17,17 +31,15 @@ struct GlobalSource {
     return In::Load(from);
   }
 
+  template <class Quad>
+  static __device__ __forceinline__ Quad LoadQuad(const Quad* from) {
+    return __ldcs(from);
+  }
+
   template <class In, int kQuads>
   __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
                                        typename In::Quad (&quads)[kQuads]) {
-    const auto* from =
-        reinterpret_cast<const typename In::Quad*>(walk.source(s) + tile.body_begin * In::kBytes);
-    const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
-#pragma unroll
-    for (int u = 0; u < kQuads; ++u) {
-      const int index = FirstQuad<In, kThreads>() + u * kWarpThreads;
-      quads[u] = index < n_quads ? __ldcs(from + index) : typename In::Quad{};
-    }
+    LoadQuads<GlobalSource, In>(walk, tile, s, quads);
   }
 };
 
@@ -49,28 +61,21 @@ struct MulticastSource {
     return value;
   }
 
-  template <class In, int kQuads>
-  __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
-                                       typename In::Quad (&quads)[kQuads]) {
-    const auto* from =
-        reinterpret_cast<const typename In::Quad*>(walk.source(s) + tile.body_begin * In::kBytes);
-    const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
-#pragma unroll
-    for (int u = 0; u < kQuads; ++u) {
-      const int index = FirstQuad<In, kThreads>() + u * kWarpThreads;
-      quads[u] = {};
-      if (index < n_quads) LoadFour(from + index, quads[u]);
-    }
-  }
-
- private:
-  static __device__ __forceinline__ void LoadFour(const float4* from, float4& quad) {
+  static __device__ __forceinline__ float4 LoadQuad(const float4* from) {
+    float4 quad{};
 #if __CUDA_ARCH__ >= 900
     asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(quad.x), "=f"(quad.y), "=f"(quad.z), "=f"(quad.w)
                  : "l"(from)
                  : "memory");
 #endif
+    return quad;
+  }
+
+  template <class In, int kQuads>
+  __device__ __forceinline__ void Load(const Walk& walk, const Tile& tile, uint32_t s,
+                                       typename In::Quad (&quads)[kQuads]) {
+    LoadQuads<MulticastSource, In>(walk, tile, s, quads);
   }
 };
 
