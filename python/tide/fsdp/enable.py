@@ -15,7 +15,12 @@ import tide
 from tide import _core
 from tide.fsdp import contract, patches, settings, storage
 from tide.fsdp import group as groups_module
-from tide.fsdp.communicators import Channel, channel_for, check_agreement
+from tide.fsdp.communicators import (
+    Channel,
+    channel_for,
+    check_agreement,
+    exchange_objects,
+)
 from tide.fsdp.errors import make_error
 from tide.fsdp.group import ALL_GATHER, COLLECTIVES, GroupState
 from tide.fsdp.handle import Handle, handle_of, remember
@@ -171,6 +176,25 @@ def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
     channel.core.reserve([m.state.need() for m in members])
 
 
+def _reuses_slots(
+    process_group: dist.ProcessGroup, members: list[_Member], options: Options
+) -> bool:
+    """Returns whether gradients move into vacated landing slots. Collective.
+
+    Mode auto does so where memory is short: in_place keeps the gradients of two groups, and leaves
+    a rank with less than twice that free little room for anything else.
+    """
+    device = members[0].device
+    if device.type != "cuda" or options.mode == "in_place":
+        return False
+    if options.mode == "slot_reuse":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    least = min(exchange_objects(free + unused, process_group))
+    return least < 4 * max(member.state.landing_bytes for member in members)
+
+
 def _connect(
     process_group: dist.ProcessGroup, members: list[_Member], options: Options
 ) -> SlotPool | None:
@@ -200,7 +224,9 @@ def _connect(
     try:
         for member in served:
             member.state.register(channel, pool)
-            member.state.reuse_slots = device.type == "cuda" and options.mode == "slot_reuse"
+        reuse = _reuses_slots(process_group, served, options)
+        for member in served:
+            member.state.reuse_slots = reuse
         _reserve(channel, pool, served)
     except BaseException:
         pool.close()

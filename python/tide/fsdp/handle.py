@@ -87,14 +87,22 @@ class Handle:
         }
 
     def _mode_notes(self) -> list[str]:
-        """Says what mode slot_reuse could not do."""
+        """Says what mode auto chose on GPUs, and what mode slot_reuse could not do."""
+        reuses = any(state.reuse_slots for state in self._states)
+        if self._options.mode == "auto" and any(c.device.type == "cuda" for c in self.channels):
+            if not reuses:
+                return ["mode auto: in_place, since there is memory for two groups of gradients"]
+            return ["mode auto: slot_reuse, since memory is short", *self._in_place_notes()]
         if self._options.mode != "slot_reuse":
             return []
-        if not any(state.reuse_slots for state in self._states):
+        if not reuses:
             return [
                 "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
                 "autograd left them, because on CPU they are consumed inside the call"
             ]
+        return self._in_place_notes()
+
+    def _in_place_notes(self) -> list[str]:
         reasons = {reason for state in self._states for reason in state.in_place}
         return [f"mode slot_reuse: some calls ran in place: {why}" for why in sorted(reasons)]
 

@@ -8,8 +8,6 @@ from tide.fsdp import settings
 from tide.fsdp.group import COLLECTIVES
 
 _MODES = ("auto", "in_place", "slot_reuse")
-
-
 _MOST_SECONDS = 1e9  # 31 years; the core counts nanoseconds in 64 bits
 
 
