@@ -98,6 +98,10 @@ class _Properties:
         self.name, self.total_memory = name, total_memory
 
 
+def _fail(index: int) -> None:
+    raise RuntimeError("CUDA error: no\nmore lines")
+
+
 def test_what_torch_sees(monkeypatch) -> None:
     found = [_Properties("a", 7), _Properties("b", 5)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -105,6 +109,8 @@ def test_what_torch_sees(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
     monkeypatch.setattr(_core, "nccl", lambda: {"reason": "why not"})
     assert demo_place.find_gpus() == Gpus(("a", "b"), 5, "why not")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", _fail)
+    assert demo_place.find_gpus().reason == "CUDA error: no"
     # A driver that counts GPUs which this torch cannot use.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert demo_place.find_gpus() == Gpus()
@@ -178,7 +184,7 @@ def test_what_gpus_report(tmp_path: Path, capsys) -> None:
     demo_report.show(report, make_console())
     demo_report.write(tmp_path, report, trainings, print)
     shown = capsys.readouterr().out
-    assert "waiting for ranks" not in shown and "memory is that of the GPUs" in shown
+    assert "waiting for ranks" not in shown and "lies outside torch" in shown
     assert "trace-stock.json and trace-tide.json (for ui.perfetto.dev)" in shown
     assert not (tmp_path / "trace.json").exists()
     for name in ("stock", "tide"):

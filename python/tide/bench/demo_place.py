@@ -79,7 +79,10 @@ def find_gpus() -> Gpus:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return Gpus()
-    found = [torch.cuda.get_device_properties(i) for i in range(count)]
+    try:
+        found = [torch.cuda.get_device_properties(i) for i in range(count)]
+    except RuntimeError as error:
+        return Gpus(("unknown",) * count, reason=str(error).partition("\n")[0])
     names = tuple(gpu.name for gpu in found)
     return Gpus(names, min(gpu.total_memory for gpu in found), _core.nccl()["reason"])
 

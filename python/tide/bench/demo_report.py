@@ -26,8 +26,8 @@ _ROWS = (
     ("peak memory, all ranks", "peak_mib", "MiB"),
 )
 _ON_GPUS = (
-    "memory is that of the GPUs: the peak that torch reserved, and what lies outside torch (CUDA "
-    "contexts, NCCL, TIDE's segments); the traces are of rank 0"
+    "memory: the peak that torch reserved on each GPU, and all that lies outside torch there (CUDA "
+    "contexts, NCCL, TIDE's segments); collectives run beside compute: see the traces of rank 0"
 )
 
 
