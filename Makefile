@@ -79,9 +79,9 @@ bench: build  ## compile and run the C++ micro-benchmarks, print the table of th
 		"$$binary" $(BENCH_ARGS) || exit 1; done
 	@[ ! -f python/tide/bench/__main__.py ] || $(PY) -m tide.bench
 
-demo: module $(BUILD)/torch_storage.stamp  ## train a small model with and without TIDE; RANKS= STEPS= MODE= NODES=
+demo: module $(BUILD)/torch_storage.stamp  ## train a small model with and without TIDE; RANKS= STEPS= MODE= NODES= DEVICE=
 	@$(PY) -m tide.bench.demo $(if $(RANKS),--ranks $(RANKS)) $(if $(STEPS),--steps $(STEPS)) \
-		$(if $(MODE),--mode $(MODE)) $(if $(NODES),--nodes $(NODES))
+		$(if $(MODE),--mode $(MODE)) $(if $(NODES),--nodes $(NODES)) $(if $(DEVICE),--device $(DEVICE))
 
 clean:  ## remove everything that was compiled; .venv stays
 	rm -rf $(BUILD) python/tide/*.so

@@ -37,6 +37,8 @@ RUN_KEYS = {
     "peak_mib",
 }
 DEMO_ARGUMENTS = [
+    "--device",
+    "cpu",
     "--ranks",
     "2",
     "--steps",
@@ -232,10 +234,13 @@ def test_demo_writes_its_files(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert demo.main([*DEMO_ARGUMENTS, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith("runs on the CPU\n")
     assert "of it waiting for ranks" in shown and "stock / TIDE" in shown
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["stock"]) == set(report["tide"]) == RUN_KEYS
     assert set(report) == {
+        "device",
+        "gpus",
         "ranks",
         "steps",
         "model",
@@ -265,5 +270,5 @@ def test_demo_writes_its_files(tmp_path, monkeypatch, capsys) -> None:
 )
 def test_demo_refuses(arguments: list[str], message: str, capsys) -> None:
     with pytest.raises(SystemExit):
-        demo.main(arguments)
+        demo.main(["--device", "cpu", *arguments])
     assert message in capsys.readouterr().err

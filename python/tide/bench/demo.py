@@ -4,7 +4,8 @@ The two trainings take turns step by step. Peak memory is measured afterwards, o
 
     python -m tide.bench.demo --ranks 4 --steps 40
 
-Text is the Python standard library's own sources. Everything runs on CPU processes of this machine.
+Text is the Python standard library's own sources. Ranks are processes of this machine, one a GPU if
+there are at least two that TIDE can serve, else on the CPU.
 """
 
 from __future__ import annotations
@@ -16,50 +17,55 @@ from typing import Any
 
 from rich.console import Console
 
-from tide.bench import demo_report
-from tide.bench.demo_worker import (
-    WARM_UP_STEPS,
-    DemoConfig,
-    MemoryConfig,
-    Step,
-    Training,
-    measure_memory,
-    train,
-)
-from tide.bench.launch import launch, require_memory
+from tide.bench import demo_gpu, demo_place, demo_report, demo_worker
+from tide.bench.demo_place import CPU_RANKS, CPU_SIZES, DEVICES, GPU_SIZES, Gpus, Place
+from tide.bench.demo_worker import WARM_UP_STEPS, DemoConfig, MemoryConfig, Step, Training
+from tide.bench.launch import launch
 from tide.bench.terminal import make_console, make_progress
 from tide.bench.text import load_text
 
 _PLAIN_LINES = 8
-# Shards, their gradients and moments, in fp32, of two models over all ranks.
-_SHARDED_BYTES = 32
-# On every rank: weights before sharding, unsharded gradients, the buffers of stock's collectives.
-_RANK_BYTES = 12
-_BYTES_PER_PROCESS = 300 << 20
+_SIZES = {
+    "layers": "transformer blocks",
+    "width": "model width",
+    "heads": "attention heads",
+    "seq_len": "bytes a sequence",
+    "batch": "sequences a rank",
+}
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: list[str] | None) -> tuple[argparse.Namespace, Place]:
+    """Returns the options and where to run."""
     parser = argparse.ArgumentParser(
         prog="python -m tide.bench.demo",
         description=__doc__.split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--ranks", type=int, default=4, help="processes")
+    absent = argparse.SUPPRESS  # a default that depends on the device
+    devices = "auto: GPUs if there are two that TIDE can serve"
+    parser.add_argument("--device", default="auto", choices=DEVICES, help=devices)
+    ranks = f"processes (default: {CPU_RANKS}, on GPUs one each)"
+    parser.add_argument("--ranks", type=int, default=absent, help=ranks)
     parser.add_argument("--steps", type=int, default=40, help="steps of each training")
     modes = ("auto", "in_place", "slot_reuse")
     parser.add_argument("--mode", default="auto", choices=modes, help="passed to tide.enable")
     parser.add_argument("--nodes", type=int, default=1, help="virtual nodes: must divide the ranks")
-    parser.add_argument("--layers", type=int, default=4, help="transformer blocks")
-    parser.add_argument("--width", type=int, default=1024, help="model width")
-    parser.add_argument("--heads", type=int, default=16, help="attention heads")
-    parser.add_argument("--seq-len", type=int, default=64, help="bytes a sequence")
-    parser.add_argument("--batch", type=int, default=1, help="sequences a rank")
+    for name, what in _SIZES.items():
+        flag, text = f"--{name.replace('_', '-')}", f"{what} (default: {CPU_SIZES[name]}"
+        text += f", on GPUs {GPU_SIZES[name]})"
+        parser.add_argument(flag, type=int, default=absent, help=text)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="output folder")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
-    options = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    try:
+        gpus = Gpus() if given.device == "cpu" else demo_place.find_gpus()
+        place = demo_place.choose(given.device, getattr(given, "ranks", None), gpus)
+    except ValueError as error:
+        parser.error(str(error))
+    options = argparse.Namespace(**{**place.sizes, **vars(given), "ranks": place.ranks})
     if (problem := _problem(options)) is not None:
         parser.error(problem)
-    return options
+    return options, place
 
 
 def _problem(options: argparse.Namespace) -> str | None:
@@ -70,7 +76,7 @@ def _problem(options: argparse.Namespace) -> str | None:
         return f"--ranks must be at least 2 to have something to communicate, got {options.ranks}"
     if options.steps < 2:
         return f"--steps must be at least 2, got {options.steps}"
-    for name in ("layers", "width", "heads", "seq_len", "batch"):
+    for name in _SIZES:
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             return f"--{flag} must be at least 1, got {getattr(options, name)}"
@@ -79,11 +85,16 @@ def _problem(options: argparse.Namespace) -> str | None:
     return None
 
 
-def _train(config: DemoConfig, ranks: int, console: Console) -> dict[str, list[Training]]:
+def _workers(place: Place) -> Any:
+    """The module with the functions that the ranks run."""
+    return demo_gpu if place.device == "cuda" else demo_worker
+
+
+def _train(config: DemoConfig, place: Place, console: Console) -> dict[str, list[Training]]:
     """Both trainings, with a bar on a terminal and a few plain lines elsewhere."""
     every = max(1, config.steps // _PLAIN_LINES)
     with make_progress(console) as progress:
-        task = progress.add_task(f"starting {ranks} processes", total=config.steps)
+        task = progress.add_task(f"starting {place.ranks} processes", total=config.steps)
 
         def on_progress(payload: tuple[int, dict[str, Step]]) -> None:
             index, last = payload
@@ -93,21 +104,31 @@ def _train(config: DemoConfig, ranks: int, console: Console) -> dict[str, list[T
             if not console.is_terminal and (index % every == 0 or index == config.steps - 1):
                 console.print(f"{text} ({index + 1}/{config.steps})", highlight=False)
 
-        results = launch(train, ranks, config, on_progress)
+        train = _workers(place).train
+        results = launch(train, place.ranks, config, on_progress, place.variables)
     return {name: [result[name] for result in results] for name in ("stock", "tide")}
 
 
-def _measure_memory(config: DemoConfig, ranks: int, console: Console) -> dict[str, list[list[int]]]:
+def _measure_memory(
+    config: DemoConfig, place: Place, console: Console
+) -> dict[str, list[list[int]]]:
     """Samples of every rank, with one model at a time in the processes."""
     samples = {}
+    measure = _workers(place).measure_memory
     for name, title in (("stock", "stock"), ("tide", "TIDE")):
         console.print(f"memory of {title}, in processes of its own", highlight=False)
-        passes = launch(measure_memory, ranks, MemoryConfig(config, name == "tide"))
+        asked = MemoryConfig(config, name == "tide")
+        passes = launch(measure, place.ranks, asked, variables=place.variables)
         samples[name] = [one.samples for one in passes]
     return samples
 
 
-def _compare(options: argparse.Namespace, console: Console) -> None:
+def _compare(options: argparse.Namespace, place: Place, console: Console) -> None:
+    console.print(place.sentence, highlight=False, markup=False)
+    sizes = {name: getattr(options, name) for name in _SIZES}
+    demo_place.require_room(place, sizes)
+    # Rank 0 of GPUs writes there.
+    options.out.mkdir(parents=True, exist_ok=True)
     config = DemoConfig(
         steps=options.steps,
         mode=options.mode,
@@ -119,20 +140,10 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         batch=options.batch,
         seed=options.seed,
         text=load_text(),
+        folder=str(options.out),
     )
     parameters = options.layers * 12 * options.width**2
-    needed = options.ranks * (parameters * _RANK_BYTES + _BYTES_PER_PROCESS)
-    needed += parameters * _SHARDED_BYTES
-    require_memory(needed, f"the demo on {options.ranks} ranks")
-    model: dict[str, Any] = {
-        "layers": options.layers,
-        "width": options.width,
-        "heads": options.heads,
-        "seq_len": options.seq_len,
-        "batch": options.batch,
-        "nodes": options.nodes,
-        "mode": options.mode,
-    }
+    model: dict[str, Any] = {**sizes, "nodes": options.nodes, "mode": options.mode}
     console.print(
         f"{options.layers} blocks of width {options.width} (about {parameters / 1e6:.0f} M "
         f"parameters), {options.batch} x {options.seq_len} bytes a rank, {options.ranks} ranks "
@@ -140,21 +151,22 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         f"{len(config.text) / 1e6:.1f} MB of text",
         highlight=False,
     )
-    trainings = _train(config, options.ranks, console)
-    memory = _measure_memory(config, options.ranks, console)
+    trainings = _train(config, place, console)
+    memory = _measure_memory(config, place, console)
     # A run too short to leave the warm-up out still shows its last step.
     warm_up = min(WARM_UP_STEPS, options.steps - 1)
-    report = demo_report.build(trainings, memory, model, warm_up)
+    measured = demo_report.build(trainings, memory, model, warm_up)
+    report = {"device": place.device, "gpus": list(place.gpus), **measured}
     demo_report.show(report, console)
     demo_report.write(options.out, report, trainings, console.print)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the demo; returns the exit status."""
-    options = _parse(arguments)
+    options, place = _parse(arguments)
     console = make_console()
     try:
-        _compare(options, console)
+        _compare(options, place, console)
     except KeyboardInterrupt:
         console.print("interrupted; every process was ended")
         return 130

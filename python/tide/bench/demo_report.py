@@ -25,6 +25,10 @@ _ROWS = (
     ("  of it transfer", "transfer_ms", "ms"),
     ("peak memory, all ranks", "peak_mib", "MiB"),
 )
+_ON_GPUS = (
+    "memory: the peak that torch reserved on each GPU, and all that lies outside torch there (CUDA "
+    "contexts, NCCL, TIDE's segments); collectives run beside compute: see the traces of rank 0"
+)
 
 
 def _step_milliseconds(ranks: tuple[Step, ...]) -> dict[str, float]:
@@ -60,20 +64,23 @@ def summarise(trainings: list[Training], memory: list[list[int]], warm_up: int) 
       forward_ms, backward_ms: means over ranks; collective_ms: wall time inside FSDP2's all-gather,
       copy-out and reduce calls, mean over ranks; wait_ms: the part of it before the last rank had
       come to the same all-gather or reduce; transfer_ms: the rest of it; peak_mib.
+      The three of collectives are missing if no calls were recorded, as on GPUs.
 
     Raises:
       ValueError: the ranks made different numbers of calls or of memory samples.
     """
     rows = [_step_milliseconds(step) for step in _timed_steps(trainings, warm_up)]
     column = {name: [row[name] for row in rows] for name in rows[0]}
-    parts = ("forward", "backward", "collective", "wait")
+    called = any(step.calls for training in trainings for step in training.steps)
+    parts = ("forward", "backward", *(("collective", "wait") if called else ()))
     summary = {
         "step_ms_median": median(column["step"]),
         "step_ms_p90": quantile(column["step"], 0.9),
         **{f"{name}_ms": median(column[name]) for name in parts},
     }
-    # Not a median of its own: the two parts are to make up the whole.
-    summary["transfer_ms"] = summary["collective_ms"] - summary["wait_ms"]
+    if called:
+        # Not a median of its own: the two parts are to make up the whole.
+        summary["transfer_ms"] = summary["collective_ms"] - summary["wait_ms"]
     summary["peak_mib"] = max(sum(s) for s in zip(*memory, strict=True)) / 2**20
     return summary
 
@@ -84,7 +91,7 @@ def build(
     model: dict[str, Any],
     warm_up: int,
 ) -> dict[str, Any]:
-    """The content of report.json. Both dicts have "stock" and "tide", each one entry a rank."""
+    """What was measured, for report.json. Both dicts have "stock" and "tide", one entry a rank."""
     stock, ours = trainings["stock"], trainings["tide"]
     spans = [
         [span_seconds([(s.start, s.end) for s in step]) for step in _timed_steps(ranks, warm_up)]
@@ -120,11 +127,13 @@ def show(report: dict[str, Any], console: Console) -> None:
     table.add_column("")
     for name in ("stock", "TIDE", "stock / TIDE"):
         table.add_column(name, justify="right")
-    for title, key, unit in _ROWS:
+    for title, key, unit in (row for row in _ROWS if row[1] in report["stock"]):
         stock, ours = report["stock"][key], report["tide"][key]
         ratio = f"{stock / ours:.2f}" if ours > 0 else "-"
         table.add_row(title, f"{stock:.1f} {unit}", f"{ours:.1f} {unit}", ratio)
     console.print(table)
+    if report["device"] == "cuda":
+        console.print(_ON_GPUS, highlight=False)
     console.print(
         f"speedup {report['speedup']:.2f}, median over pairs of steps; "
         f"loss {report['loss_first']:.3f} to {report['loss_last']:.3f}, "
@@ -170,6 +179,16 @@ def trace_events(results: list[Training]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
+def _bars(summary: dict[str, float]) -> dict[str, float]:
+    """What makes up the median step, in the order of the bars."""
+    if "transfer_ms" in summary:
+        parts = {"collectives: transfer": "transfer_ms", "collectives: wait": "wait_ms"}
+    else:
+        parts = {"forward": "forward_ms", "backward": "backward_ms"}
+    known = {title: summary[key] for title, key in parts.items()}
+    return {"everything else": summary["step_ms_median"] - sum(known.values()), **known}
+
+
 def _plot(report: dict[str, Any], curves: dict[str, list[float]], path: Path) -> None:
     import matplotlib
 
@@ -181,16 +200,12 @@ def _plot(report: dict[str, Any], curves: dict[str, list[float]], path: Path) ->
     left.plot(curves["tide"], label="TIDE", linewidth=1.5)
     left.set(xlabel="step", ylabel="loss (nats a byte)", title="The same training")
     left.legend()
-    names = ("stock", "tide")
-    totals = [report[name]["step_ms_median"] for name in names]
-    transfer = [report[name]["transfer_ms"] for name in names]
-    wait = [report[name]["wait_ms"] for name in names]
-    rest = [t - a - b for t, a, b in zip(totals, transfer, wait, strict=True)]
-    stacked = [sum(pair) for pair in zip(rest, transfer, strict=True)]
-    labels = ("stock", "TIDE")
-    right.bar(labels, rest, label="everything else")
-    right.bar(labels, transfer, bottom=rest, label="collectives: transfer")
-    right.bar(labels, wait, bottom=stacked, label="collectives: wait")
+    bars = [_bars(report[name]) for name in ("stock", "tide")]
+    below = [0.0, 0.0]
+    for title in bars[0]:
+        heights = [bar[title] for bar in bars]
+        right.bar(("stock", "TIDE"), heights, bottom=below, label=title)
+        below = [sum(pair) for pair in zip(below, heights, strict=True)]
     right.set(ylabel="ms a step", title=f"{report['speedup']:.2f} times faster")
     right.legend()
     figure.savefig(path, dpi=120)
@@ -203,13 +218,19 @@ def write(
     trainings: dict[str, list[Training]],
     say: Callable[[str], None],
 ) -> None:
-    """Writes report.json, losses.json, trace.json and, if matplotlib is there, demo.png."""
+    """Writes report.json, losses.json, trace.json and, if matplotlib is there, demo.png.
+
+    On GPUs rank 0 has written a trace of each training instead of trace.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     curves = {name: losses(ranks) for name, ranks in trainings.items()}
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "losses.json").write_text(json.dumps(curves, indent=1) + "\n")
-    (folder / "trace.json").write_text(json.dumps(trace_events(trainings["tide"])) + "\n")
-    written = ["report.json", "losses.json", "trace.json (for ui.perfetto.dev)"]
+    traces = [ranks[0].trace for ranks in trainings.values() if ranks[0].trace]
+    if trainings["tide"][0].traced is not None:
+        traces = ["trace.json"]
+        (folder / traces[0]).write_text(json.dumps(trace_events(trainings["tide"])) + "\n")
+    written = ["report.json", "losses.json", f"{' and '.join(traces)} (for ui.perfetto.dev)"]
     try:
         _plot(report, curves, folder / "demo.png")
         written.append("demo.png")

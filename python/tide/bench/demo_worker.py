@@ -13,22 +13,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import tide
 from tide.bench.launch import Context
-from tide.bench.models import ByteTransformer, shard
+from tide.bench.models import ByteTransformer, cpu_mesh, shard
 from tide.bench.probe import Call, CallRecorder, pss_bytes
 from tide.bench.stats import now
 from tide.fsdp.communicators import open_cores
 
 WARM_UP_STEPS = 3
-_MEMORY_STEPS = 2
-_LEARNING_RATE = 3e-4
+MEMORY_STEPS = 2
+# For models up to this width. Wider ones take smaller steps: Adam moves every weight alike, and the
+# sums are longer.
+_LEARNING_RATE, _WIDTH = 3e-4, 1024
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What every rank is told. `text` is the corpus."""
+    """What every rank is told. `text` is the corpus, `folder` is where traces of GPUs go."""
 
     steps: int
     mode: str
@@ -40,6 +43,7 @@ class DemoConfig:
     batch: int
     seed: int
     text: bytes
+    folder: str = ""
 
 
 @dataclass
@@ -62,7 +66,8 @@ class Training:
       steps: all steps in order, warm-up included.
       parameters: elements of the whole model.
       groups: FSDP2's groups with the path of each collective.
-      traced: one more step, with TIDE's own operations in `operations`; None for stock.
+      traced: one more step, with TIDE's own operations in `operations`; None for stock and on GPUs.
+      trace: name of the file with torch's trace of one more step, if there is one.
     """
 
     steps: list[Step]
@@ -70,23 +75,48 @@ class Training:
     groups: list[dict[str, Any]] = field(default_factory=list)
     traced: Step | None = None
     operations: list[dict[str, Any]] = field(default_factory=list)
+    trace: str = ""
+
+
+class Clock:
+    """Times of a step on the CPU, where a call has done its work when it returns."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def start(self) -> None:
+        """Begins a step."""
+        self._times = [now()]
+
+    def mark(self) -> None:
+        """Notes the end of a part."""
+        self._times.append(now())
+
+    def stop(self) -> list[float]:
+        """Returns the start, the marks and the end, in seconds of `now`."""
+        return [*self._times, now()]
 
 
 class Trainer:
     """A sharded model with its optimizer and its share of the text."""
 
-    def __init__(self, rank: int, config: DemoConfig, through_tide: bool) -> None:
+    def __init__(
+        self, rank: int, config: DemoConfig, through_tide: bool, mesh: DeviceMesh, clock: Clock
+    ) -> None:
         # Same seed on all ranks: fully_shard keeps each rank's rows of one common model.
         torch.manual_seed(config.seed)
-        model = ByteTransformer(config.layers, config.width, config.heads, config.length)
+        self._device = mesh.device_type
+        with torch.device(self._device):
+            model = ByteTransformer(config.layers, config.width, config.heads, config.length)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.model: nn.Module = shard(model)
+        self.model: nn.Module = shard(model, mesh=mesh)
         self.handle = (
             tide.enable(self.model, mode=config.mode, nodes=config.nodes) if through_tide else None
         )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_LEARNING_RATE, fused=True)
+        rate = _LEARNING_RATE * min(1.0, _WIDTH / config.width)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, fused=True)
         self.memory_samples: list[int] | None = None
-        self._config = config
+        self._config, self._clock = config, clock
         self._text = torch.frombuffer(bytearray(config.text), dtype=torch.uint8)
         self._generator = torch.Generator().manual_seed(config.seed * 1009 + rank)
 
@@ -95,7 +125,8 @@ class Trainer:
         length = self._config.length + 1
         limit = self._text.numel() - length
         starts = torch.randint(0, limit, (self._config.batch,), generator=self._generator)
-        return torch.stack([self._text[i : i + length] for i in starts.tolist()]).long()
+        rows = torch.stack([self._text[i : i + length] for i in starts.tolist()])
+        return rows.long().to(self._device)
 
     def sample_memory(self) -> None:
         """Notes this process's memory during the memory pass; does nothing outside it."""
@@ -111,17 +142,17 @@ class Trainer:
         batch = self._batch()
         recorder.take()
         dist.barrier()
-        start = now()
+        self._clock.start()
         logits = self.model(batch[:, :-1])
         loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-        forward_end = now()
+        self._clock.mark()
         self.sample_memory()
         loss.backward()
-        backward_end = now()
+        self._clock.mark()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        step = Step(start, forward_end, backward_end, now(), recorder.take())
-        mean = loss.detach().clone()
+        step = Step(*self._clock.stop(), recorder.take())
+        mean = loss.detach().to("cpu", copy=True)
         dist.all_reduce(mean, op=dist.ReduceOp.SUM)
         step.loss = mean.item() / dist.get_world_size()
         return step
@@ -138,11 +169,20 @@ class Trainer:
         return step, operations
 
 
-def train(context: Context, config: DemoConfig) -> dict[str, Training]:
-    """Trains `config.steps` steps each, "stock" and "tide", and traces one more step of TIDE's."""
-    trainers = {name: Trainer(context.rank, config, name == "tide") for name in ("stock", "tide")}
-    recorder = CallRecorder()
-    recorder.install()
+def make_trainers(
+    context: Context, config: DemoConfig, mesh: DeviceMesh, clock: Clock
+) -> dict[str, Trainer]:
+    """Returns the trainers of both trainings, "stock" and "tide", with the same weights."""
+    return {
+        name: Trainer(context.rank, config, name == "tide", mesh, clock)
+        for name in ("stock", "tide")
+    }
+
+
+def take_turns(
+    context: Context, config: DemoConfig, trainers: dict[str, Trainer], recorder: CallRecorder
+) -> dict[str, Training]:
+    """Trains `config.steps` steps each, and notes where TIDE's collectives ran."""
     trainings = {name: Training([], trainer.parameters) for name, trainer in trainers.items()}
     for index in range(config.steps):
         last = {name: trainer.step(recorder) for name, trainer in trainers.items()}
@@ -150,9 +190,19 @@ def train(context: Context, config: DemoConfig) -> dict[str, Training]:
             trainings[name].steps.append(step)
         if context.rank == 0:
             context.progress((index, last))
-    ours, handle = trainings["tide"], trainers["tide"].handle
     keys = ("name", "all_gather", "reduce_scatter", "reason")
-    ours.groups = [{k: g[k] for k in keys} for g in handle.report().groups]
+    groups = trainers["tide"].handle.report().groups
+    trainings["tide"].groups = [{k: g[k] for k in keys} for g in groups]
+    return trainings
+
+
+def train(context: Context, config: DemoConfig) -> dict[str, Training]:
+    """Trains `config.steps` steps each, "stock" and "tide", and traces one more step of TIDE's."""
+    trainers = make_trainers(context, config, cpu_mesh(), Clock())
+    recorder = CallRecorder()
+    recorder.install()
+    trainings = take_turns(context, config, trainers, recorder)
+    ours = trainings["tide"]
     ours.traced, ours.operations = trainers["tide"].traced_step(recorder)
     return trainings
 
@@ -167,7 +217,7 @@ class MemoryConfig:
 
 @dataclass
 class MemoryPass:
-    """What one rank sends back: proportional set sizes at all sampled points, losses of all steps.
+    """What one rank sends back: bytes at all sampled points, losses of all steps.
 
     The losses are those of the first steps of `train`.
     """
@@ -177,13 +227,16 @@ class MemoryPass:
 
 
 def measure_memory(context: Context, config: MemoryConfig) -> MemoryPass:
-    """Trains one model alone, a few steps: memory at the end of forward and in every reduction."""
-    trainer = Trainer(context.rank, config.demo, config.through_tide)
+    """Trains one model alone, a few steps.
+
+    Samples are proportional set sizes at the end of forward and in every reduction.
+    """
+    trainer = Trainer(context.rank, config.demo, config.through_tide, cpu_mesh(), Clock())
     recorder = CallRecorder()
     recorder.install()
     # The first steps allocate what stays: optimizer state, landing slots, the heap's holes.
     losses = [trainer.step(recorder).loss for _ in range(WARM_UP_STEPS)]
     trainer.memory_samples = []
     recorder.after_reduce = trainer.sample_memory
-    losses += [trainer.step(recorder).loss for _ in range(_MEMORY_STEPS)]
+    losses += [trainer.step(recorder).loss for _ in range(MEMORY_STEPS)]
     return MemoryPass(trainer.memory_samples, losses)

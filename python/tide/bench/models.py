@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 VOCABULARY = 256
@@ -73,12 +73,21 @@ class Mlp(nn.Module):
         return x
 
 
-def shard(model: nn.Module, param_dtype: torch.dtype | None = torch.bfloat16) -> nn.Module:
+def cpu_mesh() -> DeviceMesh:
+    """All ranks on CPU, also where torch would rather take an accelerator."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shard(
+    model: nn.Module,
+    param_dtype: torch.dtype | None = torch.bfloat16,
+    mesh: DeviceMesh | None = None,
+) -> nn.Module:
     """Applies `fully_shard` to every entry of `model.blocks`, then to the root; reduces in fp32.
 
-    The mesh is all ranks on CPU, also where torch would rather take an accelerator.
+    Without a mesh it is `cpu_mesh`.
     """
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = cpu_mesh() if mesh is None else mesh
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
