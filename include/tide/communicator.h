@@ -55,7 +55,7 @@ struct CommunicatorOptions {
   int device = -1;
   // kNccl: path of libnccl.so.2. Empty: the one that the process has loaded.
   std::string nccl_library;
-  // kNccl: thread blocks of a sum or a landing. 0: one a multiprocessor.
+  // kNccl: thread blocks of a sum or a landing. 0: 3/8 of the multiprocessors.
   int sum_ctas = 0;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;

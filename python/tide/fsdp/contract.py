@@ -69,6 +69,8 @@ GROUP_ATTRIBUTES: tuple[str, ...] = (
     "post_backward",
     "_to_sharded",
     "_to_sharded_post_forward",
+    "_backward_prefetch",
+    "_prefetch_unshard",
 )
 
 

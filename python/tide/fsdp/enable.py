@@ -227,6 +227,7 @@ def _connect(
         reuse = _reuses_slots(process_group, served, options)
         for member in served:
             member.state.reuse_slots = reuse
+            member.state.early_all_gather = device.type == "cuda" and not reuse
         _reserve(channel, pool, served)
     except BaseException:
         pool.close()

@@ -208,6 +208,8 @@ class GroupState:
         self.slot: Slot | None = None  # where the outputs lie
         self.vacated: tuple[Slot, int] | None = None  # where they lay, and that slot's turn then
         self.reuse_slots = False  # mode slot_reuse on a GPU
+        self.early_all_gather = False  # mode in_place on a GPU; see prefetch.py
+        self.place: int | None = None  # of the backward under way, in the order of the forward
         self.in_place: Counter[str] = Counter()  # calls that could not reuse their slot, by reason
 
     def path(self, collective: str) -> str:

@@ -1,4 +1,4 @@
-"""Puts TIDE's dispatchers in the place of six functions of torch's FSDP2, and takes them out.
+"""Puts TIDE's dispatchers in the place of seven functions of torch's FSDP2, and takes them out.
 
 Patched once while at least one model is enabled. Each dispatcher passes calls that do not belong
 to an enabled group to the original function, arguments untouched.
@@ -25,6 +25,7 @@ _PATCHED = (
     (collectives, "foreach_reduce_scatter_copy_in"),
     (group_module.FSDPParamGroup, "_to_sharded"),
     (group_module.FSDPParamGroup, "_to_sharded_post_forward"),
+    (group_module.FSDPParamGroup, "_backward_prefetch"),
 )
 
 _users = 0
@@ -88,7 +89,7 @@ def install() -> None:
     _users += 1
     if _users > 1:
         return
-    from tide.fsdp import all_gather, reduce_scatter
+    from tide.fsdp import all_gather, prefetch, reduce_scatter
 
     dispatchers = {
         "foreach_all_gather": all_gather.dispatch_issue,
@@ -97,6 +98,7 @@ def install() -> None:
         "foreach_reduce_scatter_copy_in": reduce_scatter.dispatch_copy_in,
         "_to_sharded": all_gather.dispatch_to_sharded,
         "_to_sharded_post_forward": all_gather.dispatch_to_sharded_post_forward,
+        "_backward_prefetch": prefetch.dispatch_backward_prefetch,
     }
     for module, name in _PATCHED:
         _originals.setdefault(name, getattr(module, name))

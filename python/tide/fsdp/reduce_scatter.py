@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
-from tide.fsdp import patches
+from tide.fsdp import patches, prefetch
 from tide.fsdp.group import CORE_DTYPES, REDUCE_DTYPES, REDUCE_SCATTER, GroupState, find
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ def dispatch_reduce(*args: Any, **kwargs: Any) -> Any:
     finally:
         opened.close()
     state.counters.tide(REDUCE_SCATTER)
+    if state.early_all_gather:
+        prefetch.issue_early(state)
     return results
 
 

@@ -158,6 +158,15 @@ class SlotPool:
             slot = Slot(len(self.slots), segment, offset, capacity, self._channel.device)
             self.slots.append(slot)
 
+    def _fitting(self, size: int) -> list[Slot]:
+        for slot in self.slots:
+            slot.settle()
+        return [s for s in self.slots if s.state is SlotState.FREE and s.capacity >= size]
+
+    def has_room(self, size: int) -> bool:
+        """Returns whether ``acquire`` finds a slot without growing."""
+        return bool(self._fitting(size))
+
     def acquire(self, size: int, group: Any) -> Slot | None:
         """Returns the smallest free slot of at least ``size`` bytes, growing if there is none.
 
@@ -165,9 +174,7 @@ class SlotPool:
         have run yet. Collective when it grows, which all ranks do at the same call. Returns None if
         memory does not allow it.
         """
-        for slot in self.slots:
-            slot.settle()
-        fitting = [s for s in self.slots if s.state is SlotState.FREE and s.capacity >= size]
+        fitting = self._fitting(size)
         if fitting:
             slot = min(fitting, key=lambda s: (s.capacity, s.freed, s.index))
         elif self._grow(size):

@@ -18,6 +18,16 @@ namespace {
 constexpr int kAddWarps = 8;
 constexpr int kAddThreads = kAddWarps * kWarpThreads;
 constexpr int kBulkThreads = kAddThreads + kWarpThreads;  // and the producer's warp
+// Who says that a slot has been read. One lane a warp does, after __syncwarp, which orders the reads
+// of the others before it. compute-sanitizer's racecheck does not follow that and reports every read
+// of the other lanes; it finds nothing when each lane speaks for itself, at 5 % less speed with
+// eight sources a block.
+#ifdef TIDE_RACECHECK
+constexpr bool kEveryLaneArrives = true;
+#else
+constexpr bool kEveryLaneArrives = false;
+#endif
+constexpr int kArrivals = kEveryLaneArrives ? kAddThreads : kAddWarps;
 constexpr uint32_t kMaxSlots = 12;
 constexpr uint32_t kMinSlots = 4;
 constexpr uint32_t kBarrierBytes = 256;
@@ -56,7 +66,7 @@ struct Ring {
   __device__ __forceinline__ void Init() {
     for (uint32_t slot = 0; slot < n_slots; ++slot) {
       InitBarrier(full + slot, 1);
-      InitBarrier(empty + slot, kAddWarps);
+      InitBarrier(empty + slot, kArrivals);
     }
     FenceBarrierInit();
   }
@@ -107,7 +117,7 @@ class RingSource {
       quads[u] = from[FirstQuad<In, kThreads>() + u * kWarpThreads];
     }
     __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) Arrive(ring_.empty + at_.slot);
+    if (kEveryLaneArrives || threadIdx.x % kWarpThreads == 0) Arrive(ring_.empty + at_.slot);
     at_.Next(ring_.n_slots);
   }
 
