@@ -9,7 +9,9 @@ import fsdp_models as fm
 import tide
 import torch
 from spawn import Context, RankGroup
+from tide.fsdp import contract
 from tide.fsdp import group as groups_module
+from torch.distributed.fsdp import FSDPModule
 
 Ranks = Callable[[int], RankGroup]
 
@@ -35,8 +37,9 @@ class _Recorder:
 def _states(model: torch.nn.Module) -> dict[str, groups_module.GroupState]:
     found = {}
     for module in model.modules():
-        group = getattr(module, "_get_fsdp_state", lambda: None)()
-        for one in getattr(group, "_fsdp_param_groups", []):
+        if not isinstance(module, FSDPModule):
+            continue
+        for one in contract.param_groups(module._get_fsdp_state()):
             if one.fsdp_params and (entry := groups_module.find(one.fsdp_params[0])):
                 found[entry[0].name] = entry[0]
     return found

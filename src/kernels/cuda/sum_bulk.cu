@@ -27,7 +27,7 @@ constexpr bool kEveryLaneArrives = true;
 #else
 constexpr bool kEveryLaneArrives = false;
 #endif
-constexpr int kArrivals = kEveryLaneArrives ? kAddThreads : kAddWarps;
+[[maybe_unused]] constexpr int kArrivals = kEveryLaneArrives ? kAddThreads : kAddWarps;
 constexpr uint32_t kMaxSlots = 12;
 constexpr uint32_t kMinSlots = 4;
 constexpr uint32_t kBarrierBytes = 256;
