@@ -163,7 +163,7 @@ nlohmann::json MeasureAll() {
                            {"points", nlohmann::json::array()}};
   for (const Work& work : kWorks) {
     const Buffers buffers(work);
-    for (const SumPath path : {SumPath::kPlain, SumPath::kBulk, SumPath::kBulkStore}) {
+    for (const SumPath path : {SumPath::kPlain, SumPath::kBulk}) {
       try {
         for (auto& point : MeasurePath(work, path, buffers)) result["points"].push_back(point);
       } catch (const Error& error) {

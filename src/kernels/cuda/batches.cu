@@ -94,13 +94,11 @@ SumPath ChoosePath(SumPath wanted, int64_t shared_limit) {
                     " bytes a block; use SumPath::kAuto, or the stock path below 8.0");
   };
   if (capability < 80) refuse(80);
-  const bool store = wanted == SumPath::kBulkStore;
-  const bool bulk = capability >= 90 && FitBulkMemory(shared_limit, store).slots > 0;
+  const bool bulk = capability >= 90 && FitBulkMemory(shared_limit).slots > 0;
   switch (wanted) {
     case SumPath::kAuto:
       return bulk ? SumPath::kBulk : SumPath::kPlain;
     case SumPath::kBulk:
-    case SumPath::kBulkStore:
       if (!bulk) refuse(90);
       break;
     case SumPath::kMulticast:
@@ -129,17 +127,10 @@ void CheckSumItems(const std::vector<SumItem>& items, SumPath path) {
   }
 }
 
-template <bool kStore>
-Kernel Bulk(bool many) {
-  return BulkKernel(many, kStore);
-}
-
 Kernel (*KernelOf(SumPath path))(bool many) {
   switch (path) {
     case SumPath::kBulk:
-      return Bulk<false>;
-    case SumPath::kBulkStore:
-      return Bulk<true>;
+      return BulkKernel;
     case SumPath::kMulticast:
       return MulticastKernel;
     case SumPath::kPlain:
@@ -160,8 +151,6 @@ const char* Name(SumPath path) {
       return "plain";
     case SumPath::kBulk:
       return "bulk";
-    case SumPath::kBulkStore:
-      return "bulk_store";
     case SumPath::kMulticast:
       return "multicast";
   }
@@ -172,8 +161,8 @@ SumBatch::SumBatch(const std::vector<SumItem>& items, SumPath path) {
   const int64_t limit = internal::Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   path_ = internal::ChoosePath(path, limit);
   internal::CheckSumItems(items, path_);
-  if (path_ == SumPath::kBulk || path_ == SumPath::kBulkStore) {
-    const auto memory = internal::FitBulkMemory(limit, path_ == SumPath::kBulkStore);
+  if (path_ == SumPath::kBulk) {
+    const auto memory = internal::FitBulkMemory(limit);
     shared_bytes_ = memory.bytes;
     n_slots_ = memory.slots;
     for (const bool many : {false, true}) {

@@ -62,32 +62,6 @@ __device__ __forceinline__ void BulkLoad(void* shared, const void* global, uint3
       : "memory");
 }
 
-// A group of its own: see WaitStoresRead.
-__device__ __forceinline__ void BulkStore(void* global, const void* shared, uint32_t bytes) {
-  asm volatile(
-      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
-      "cp.async.bulk.commit_group;"
-      :
-      : "l"(global), "r"(SharedAddress(shared)), "r"(bytes)
-      : "memory");
-}
-
-// Waits until all but the last `kPending` stores of this thread have read their shared memory.
-template <int kPending>
-__device__ __forceinline__ void WaitStoresRead() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kPending) : "memory");
-}
-
-// Waits until all stores of this thread are complete.
-__device__ __forceinline__ void WaitStores() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-// Shared memory written by ordinary stores of this thread becomes visible to bulk copies.
-__device__ __forceinline__ void FenceSharedForBulk() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 }  // namespace tide::kernels::cuda::internal
 
 #endif  // TIDE_KERNELS_CUDA_BULK_CUH_

@@ -52,7 +52,6 @@ enum class SumPath : uint8_t {
   kAuto,       // kBulk where the device has it, else kPlain
   kPlain,      // vector loads; sm_80 and newer
   kBulk,       // bulk copies into shared memory, written back from registers; sm_90 and newer
-  kBulkStore,  // the same, written back with bulk copies
   kMulticast,  // each item has one fp32 source, a multicast address; sm_90 and newer
 };
 

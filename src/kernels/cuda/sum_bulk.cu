@@ -18,10 +18,10 @@ namespace {
 constexpr int kAddWarps = 8;
 constexpr int kAddThreads = kAddWarps * kWarpThreads;
 constexpr int kBulkThreads = kAddThreads + kWarpThreads;  // and the producer's warp
-// Who says that a slot has been read. One lane a warp does, after __syncwarp, which orders the reads
-// of the others before it. compute-sanitizer's racecheck does not follow that and reports every read
-// of the other lanes; it finds nothing when each lane speaks for itself, at 5 % less speed with
-// eight sources a block.
+// Who says that a slot has been read. One lane a warp does, after __syncwarp, which orders the
+// reads of the others before it. compute-sanitizer's racecheck does not follow that and reports
+// every read of the other lanes; it finds nothing when each lane speaks for itself, at 5 % less
+// speed with eight sources a block.
 #ifdef TIDE_RACECHECK
 constexpr bool kEveryLaneArrives = true;
 #else
@@ -32,9 +32,6 @@ constexpr uint32_t kMaxSlots = 12;
 constexpr uint32_t kMinSlots = 4;
 constexpr uint32_t kBarrierBytes = 256;
 static_assert(2 * kMaxSlots * sizeof(uint64_t) <= kBarrierBytes);
-// A warp's share of a tile as fp32, twice: one is filled while the other is read.
-constexpr uint32_t kSinkBuffers = 2;
-constexpr uint32_t kSinkBytes = kTileBytes / 2 * 4 / kAddWarps;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -126,52 +123,6 @@ class RingSource {
   Cursor at_;
 };
 
-// A warp's results leave through two buffers of its own; lane 0 issues the copies.
-class BulkSink {
- public:
-  __device__ __forceinline__ explicit BulkSink(uint8_t* buffers)
-      : buffers_(buffers + Warp() * kSinkBuffers * kSinkBytes) {}
-
-  // Waits until the copy before the last has read its buffer, which is filled next.
-  __device__ __forceinline__ void Begin() {
-    if (Lane() == 0) WaitStoresRead<kSinkBuffers - 1>();
-    __syncwarp();
-  }
-
-  template <class Out>
-  __device__ __forceinline__ void Put(typename Out::Quad* /*to*/, int /*index*/, int u,
-                                      typename Out::Quad quad) {
-    auto* buffer = reinterpret_cast<typename Out::Quad*>(Buffer());
-    buffer[u * kWarpThreads + Lane()] = quad;
-  }
-
-  template <class Out, class In>
-  __device__ __forceinline__ void End(typename Out::Quad* to, int n_quads) {
-    constexpr int kShare = kQuadsAThread<In, kAddThreads> * kWarpThreads;
-    const int first = Warp() * kShare;
-    const int mine = min(n_quads - first, kShare);
-    if (mine <= 0) return;
-    FenceSharedForBulk();
-    __syncwarp();
-    if (Lane() == 0) {
-      BulkStore(to + first, Buffer(), static_cast<uint32_t>(mine * sizeof(typename Out::Quad)));
-    }
-    filling_ ^= 1;
-  }
-
-  // Before the block ends and its shared memory with it.
-  __device__ __forceinline__ void Finish() { WaitStores(); }
-
- private:
-  static __device__ __forceinline__ int Warp() { return threadIdx.x / kWarpThreads; }
-  static __device__ __forceinline__ int Lane() { return threadIdx.x % kWarpThreads; }
-  __device__ __forceinline__ uint8_t* Buffer() { return buffers_ + filling_ * kSinkBytes; }
-
-  uint8_t* buffers_;
-  uint32_t filling_ = 0;
-};
-
-template <bool kStore>
 __device__ __forceinline__ void SumBulk(const LaunchArgs& args, const uint8_t* const* bases) {
   extern __shared__ __align__(128) uint8_t shared[];
   Ring ring(shared, args.n_slots);
@@ -182,43 +133,31 @@ __device__ __forceinline__ void SumBulk(const LaunchArgs& args, const uint8_t* c
     return;
   }
   RingSource source(ring);
-  if constexpr (kStore) {
-    BulkSink sink(ring.Slot(ring.n_slots));
-    SumTiles(args, bases, source, sink);
-    sink.Finish();
-  } else {
-    DirectSink sink;
-    SumTiles(args, bases, source, sink);
-  }
+  SumTiles(args, bases, source);
 }
 
 #endif
 
-template <int kBases, bool kStore>
+template <int kBases>
 __global__ void __launch_bounds__(kBulkThreads, 1)
     tide_sum_bulk(const __grid_constant__ LaunchParams<kBases> params) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  SumBulk<kStore>(params.args, params.bases);
+  SumBulk(params.args, params.bases);
 #endif
-}
-
-template <bool kStore>
-const void* Function(bool many) {
-  return many ? reinterpret_cast<const void*>(tide_sum_bulk<kManyBases, kStore>)
-              : reinterpret_cast<const void*>(tide_sum_bulk<kFewBases, kStore>);
 }
 
 }  // namespace
 
-Kernel BulkKernel(bool many, bool store) {
-  return {store ? Function<true>(many) : Function<false>(many), kBulkThreads};
+Kernel BulkKernel(bool many) {
+  return {many ? reinterpret_cast<const void*>(tide_sum_bulk<kManyBases>)
+               : reinterpret_cast<const void*>(tide_sum_bulk<kFewBases>),
+          kBulkThreads};
 }
 
-BulkMemory FitBulkMemory(int64_t limit_bytes, bool store) {
-  const int64_t fixed = kBarrierBytes + (store ? kAddWarps * kSinkBuffers * kSinkBytes : 0);
-  const int64_t slots = std::min<int64_t>((limit_bytes - fixed) / kTileBytes, kMaxSlots);
+BulkMemory FitBulkMemory(int64_t limit_bytes) {
+  const int64_t slots = std::min<int64_t>((limit_bytes - kBarrierBytes) / kTileBytes, kMaxSlots);
   if (slots < kMinSlots) return {};
-  return {static_cast<uint32_t>(slots), static_cast<uint32_t>(fixed + slots * kTileBytes)};
+  return {static_cast<uint32_t>(slots), static_cast<uint32_t>(kBarrierBytes + slots * kTileBytes)};
 }
 
 }  // namespace tide::kernels::cuda::internal

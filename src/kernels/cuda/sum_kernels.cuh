@@ -16,8 +16,7 @@ struct Kernel {
 
 Kernel PlainKernel(bool many);
 Kernel MulticastKernel(bool many);
-// `store`: results leave by bulk copies too.
-Kernel BulkKernel(bool many, bool store);
+Kernel BulkKernel(bool many);
 Kernel ZeroKernel(bool many);
 
 // The ring of the bulk path within `limit_bytes` of shared memory; no slots if it is too little.
@@ -25,7 +24,7 @@ struct BulkMemory {
   uint32_t slots = 0;
   uint32_t bytes = 0;
 };
-BulkMemory FitBulkMemory(int64_t limit_bytes, bool store);
+BulkMemory FitBulkMemory(int64_t limit_bytes);
 
 }  // namespace tide::kernels::cuda::internal
 

@@ -83,8 +83,7 @@ template <int kBases>
 __global__ void __launch_bounds__(kPlainThreads)
     tide_sum_plain(const __grid_constant__ LaunchParams<kBases> params) {
   GlobalSource source;
-  DirectSink sink;
-  SumTiles(params.args, params.bases, source, sink);
+  SumTiles(params.args, params.bases, source);
 }
 
 // All sources are fp32.
@@ -92,17 +91,16 @@ template <int kBases>
 __global__ void __launch_bounds__(kPlainThreads)
     tide_land_multicast(const __grid_constant__ LaunchParams<kBases> params) {
   MulticastSource source;
-  DirectSink sink;
   for (Walk walk(params.args, params.bases); !walk.AtEnd(); walk.Next()) {
     switch (walk.item().dst_dtype) {
       case DType::kBF16:
-        SumTile<BF16, F32>(params.args, walk, source, sink);
+        SumTile<BF16, F32>(params.args, walk, source);
         break;
       case DType::kF16:
-        SumTile<F16, F32>(params.args, walk, source, sink);
+        SumTile<F16, F32>(params.args, walk, source);
         break;
       default:
-        SumTile<F32, F32>(params.args, walk, source, sink);
+        SumTile<F32, F32>(params.args, walk, source);
         break;
     }
   }

@@ -1,4 +1,4 @@
-// The sum of one tile, whatever brings the sources into registers and takes the result out.
+// The sum of one tile, whatever brings the sources into registers.
 //
 // A Source has
 //   kThreads                       threads that add
@@ -6,10 +6,6 @@
 //                                  the latency of memory, costs registers
 //   Load<In>(walk, tile, s, quads) this thread's quads of source s; called once for each s in order
 //   LoadOne<In>(from)              one element, at any time
-// and a Sink
-//   Begin()                        before the first Put of a tile
-//   Put<Out>(to, index, u, quad)   the thread's quad u of the tile, at quad `index` of `to`
-//   End<Out, In>(to, n_quads)      after the last
 // where quads are groups of four elements, and a warp's quads are consecutive.
 #ifndef TIDE_KERNELS_CUDA_SUM_TILE_CUH_
 #define TIDE_KERNELS_CUDA_SUM_TILE_CUH_
@@ -58,9 +54,9 @@ __device__ void SumSingly(const LaunchArgs& args, const Walk& walk, int64_t begi
   }
 }
 
-template <class Out, class In, class Source, class Sink>
+template <class Out, class In, class Source>
 __device__ __forceinline__ void SumBody(const LaunchArgs& args, const Walk& walk, const Tile& tile,
-                                        Source& source, Sink& sink) {
+                                        Source& source) {
   constexpr int kQuads = kQuadsAThread<In, Source::kThreads>;
   const int n_quads = static_cast<int>(tile.body_end - tile.body_begin) / 4;
   const int first = FirstQuad<In, Source::kThreads>();
@@ -95,22 +91,19 @@ __device__ __forceinline__ void SumBody(const LaunchArgs& args, const Walk& walk
     for (int u = 0; u < kQuads; ++u) sum[u] = In::AddTo(sum[u], now[u]);
   }
 
-  sink.Begin();
 #pragma unroll
   for (int u = 0; u < kQuads; ++u) {
     const int index = first + u * kWarpThreads;
     float4 result = ScaleFour(sum[u], args.scale);
     if (args.accumulate) result = AddFour(Out::Widen(old[u]), result);
-    if (index < n_quads) sink.template Put<Out>(to, index, u, Out::Narrow(result));
+    if (index < n_quads) __stcs(to + index, Out::Narrow(result));
   }
-  sink.template End<Out, In>(to, n_quads);
 }
 
-template <class Out, class In, class Source, class Sink>
-__device__ __forceinline__ void SumTile(const LaunchArgs& args, const Walk& walk, Source& source,
-                                        Sink& sink) {
+template <class Out, class In, class Source>
+__device__ __forceinline__ void SumTile(const LaunchArgs& args, const Walk& walk, Source& source) {
   const Tile tile = walk.tile();
-  if (tile.body_begin < tile.body_end) SumBody<Out, In>(args, walk, tile, source, sink);
+  if (tile.body_begin < tile.body_end) SumBody<Out, In>(args, walk, tile, source);
   if (tile.begin < tile.body_begin) {
     SumSingly<Out, In, Source>(args, walk, tile.begin, tile.body_begin);
   }
@@ -119,49 +112,37 @@ __device__ __forceinline__ void SumTile(const LaunchArgs& args, const Walk& walk
   }
 }
 
-template <class Out, class Source, class Sink>
-__device__ __forceinline__ void SumTileTo(const LaunchArgs& args, const Walk& walk, Source& source,
-                                          Sink& sink) {
+template <class Out, class Source>
+__device__ __forceinline__ void SumTileTo(const LaunchArgs& args, const Walk& walk,
+                                          Source& source) {
   switch (walk.item().src_dtype) {
     case DType::kBF16:
-      return SumTile<Out, BF16>(args, walk, source, sink);
+      return SumTile<Out, BF16>(args, walk, source);
     case DType::kF16:
-      return SumTile<Out, F16>(args, walk, source, sink);
+      return SumTile<Out, F16>(args, walk, source);
     default:
-      return SumTile<Out, F32>(args, walk, source, sink);
+      return SumTile<Out, F32>(args, walk, source);
   }
 }
 
 // Adds every tile of this block's walk.
-template <class Source, class Sink>
+template <class Source>
 __device__ __forceinline__ void SumTiles(const LaunchArgs& args, const uint8_t* const* bases,
-                                         Source& source, Sink& sink) {
+                                         Source& source) {
   for (Walk walk(args, bases); !walk.AtEnd(); walk.Next()) {
     switch (walk.item().dst_dtype) {
       case DType::kBF16:
-        SumTileTo<BF16>(args, walk, source, sink);
+        SumTileTo<BF16>(args, walk, source);
         break;
       case DType::kF16:
-        SumTileTo<F16>(args, walk, source, sink);
+        SumTileTo<F16>(args, walk, source);
         break;
       default:
-        SumTileTo<F32>(args, walk, source, sink);
+        SumTileTo<F32>(args, walk, source);
         break;
     }
   }
 }
-
-// Writes results straight from registers.
-struct DirectSink {
-  __device__ __forceinline__ void Begin() {}
-  template <class Out>
-  __device__ __forceinline__ void Put(typename Out::Quad* to, int index, int /*u*/,
-                                      typename Out::Quad quad) {
-    __stcs(to + index, quad);
-  }
-  template <class Out, class In>
-  __device__ __forceinline__ void End(typename Out::Quad* /*to*/, int /*n_quads*/) {}
-};
 
 }  // namespace tide::kernels::cuda::internal
 
