@@ -204,6 +204,19 @@ nb::list TakeTrace(PyCommunicator& self) {
   return spans;
 }
 
+// Bytes a rank by region, banks and generations multiplied out.
+nb::dict Regions(PyCommunicator& self) {
+  const tide::RegionBytes& bytes = self.get().regions();
+  nb::dict regions;
+  regions["stage"] = bytes.stage;
+  regions["staging"] = bytes.staging;
+  regions["outbox"] = 2 * bytes.outbox;
+  regions["spare"] = 2 * bytes.spare;
+  regions["inbox"] = bytes.generations * bytes.inbox;
+  regions["accumulator"] = bytes.accumulator;
+  return regions;
+}
+
 // `run` is the collective itself or its floor.
 void BindAllGather(nb::class_<PyCommunicator>& communicator, const char* name,
                    void (tide::Communicator::*run)(const tide::AllGatherCall&)) {
@@ -267,6 +280,7 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
              tide::SegmentKind kind) { return self.get().AddSegment(bytes, label, kind); },
           nb::arg("bytes"), nb::arg("label"), nb::arg("kind") = tide::SegmentKind::kPerRank,
           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("regions", &Regions)
       .def_prop_ro("unshared_reason",
                    [](PyCommunicator& self) { return self.get().unshared_reason(); })
       .def(

@@ -169,6 +169,9 @@ class Communicator {
   // Why kNodeShared segments are per rank here, the same on all ranks of a node; empty if they are
   // not.
   const std::string& unshared_reason() const;
+  // Temporary regions of this rank as they are reserved now, equal on all ranks; landings are the
+  // caller's segments. (Paper, equations 10 to 12.)
+  const RegionBytes& regions() const;
   // Collective. Makes room in the temporary regions for the collectives of these groups. A call of
   // a group for which there is no room makes it by itself, at the cost of a barrier.
   void Reserve(const std::vector<GroupNeed>& needs);

@@ -35,6 +35,8 @@ class Arena {
   // Collective. The same for the all-gather of one group alone.
   bool ReserveAllGather(const GroupLayout& layout);
 
+  // What is reserved now, equal on all ranks.
+  const RegionBytes& regions() const { return regions_; }
   // Throws Error(kInvalidArgument) for a buffer that is no region.
   BufferAddress Address(const Buffer& buffer) const;
 

@@ -203,6 +203,7 @@ class Communicator::Impl {
   }
 
   bool poisoned() const { return poisoned_; }
+  const RegionBytes& regions() const { return arena_.regions(); }
 
   CallTimes times;
   bool tracing = false;
@@ -350,6 +351,7 @@ const GroupLayout& Communicator::layout(int group) const { return impl_->group(g
 SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) {
   return impl_->fabric().AddSegment(bytes, label, kind);
 }
+const RegionBytes& Communicator::regions() const { return impl_->regions(); }
 const std::string& Communicator::unshared_reason() const {
   return impl_->fabric().unshared_reason();
 }

@@ -380,7 +380,9 @@ def report(context: Context) -> None:
     assert [group["name"] for group in shown.groups] == ["(root)", "0", "1"]
     assert all(group["all_gather"] == "tide" for group in shown.groups)
     assert "the outbox between nodes is partial" in str(shown) and "2 ranks" in str(shown)
-    assert shown.as_dict()["memory"]["landing"] > 0
+    memory = shown.as_dict()["memory"]
+    assert memory["landing"] > 0 and memory["staging"] > 0 and memory["inbox"] == 0
+    assert "; a rank: staging " in str(shown)
 
 
 def test_report(ranks: Ranks) -> None:

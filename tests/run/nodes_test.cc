@@ -100,6 +100,35 @@ TEST(Nodes, WideRoundsTakeNoMoreMemory) {
   });
 }
 
+// What is reserved is what the planner says that the largest group needs (equations 10 to 12),
+// rounded to cache lines.
+TEST(Nodes, ReservedRegionsAreThePlans) {
+  constexpr int64_t kLine = 64;
+  CommunicatorOptions options;
+  options.nodes = 2;
+  options.reduce_scatter.staging = {.slot_bytes = 4096, .slots = 2};
+  RunCommunicators(4, options, [&](Communicator& comm) {
+    const ReduceScatterSpec spec{{0}, {DType::kBF16}, DType::kF32};
+    const int small = comm.RegisterGroup("small", {{"p", 40, 9, DType::kBF16}});
+    const int large = comm.RegisterGroup("large", {{"p", 900, 31, DType::kBF16}});
+    comm.Reserve(
+        {{small, {0}, {DType::kBF16}, DType::kF32}, {large, {0}, {DType::kBF16}, DType::kF32}});
+    const RegionBytes plan =
+        ReduceScatterRegions(comm.layout(large), spec, comm.topology(), options.reduce_scatter);
+    const RegionBytes& reserved = comm.regions();
+    EXPECT_EQ(reserved.staging, plan.staging);
+    EXPECT_EQ(reserved.generations, plan.generations);
+    for (const auto& [have, need] :
+         {std::pair(reserved.outbox, plan.outbox), std::pair(reserved.spare, plan.spare),
+          std::pair(reserved.inbox, plan.inbox)}) {
+      EXPECT_GE(have, need);
+      EXPECT_LT(have, need + kLine);
+    }
+    EXPECT_EQ(reserved.stage, AllGatherRegions(comm.layout(large), comm.topology(), {}).stage);
+    comm.Barrier();
+  });
+}
+
 class Topologies : public ::testing::TestWithParam<std::pair<int, int>> {
  protected:
   Topology topology() const { return {GetParam().first, GetParam().second}; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -125,9 +126,13 @@ class Handle:
         notes += self._mode_notes()
         if not self._enabled:
             notes.append("disabled")
+        regions: Counter[str] = Counter()
+        for channel in self.channels:
+            regions.update(channel.core.regions)
         memory = {
             "landing": sum(pool.bytes for pool in self._pools),
             "slots": sum(len(pool.slots) for pool in self._pools),
+            **regions,
         }
         world = max((state.world for state in self._states), default=1)
         owner = "rank" if unshared else "node"

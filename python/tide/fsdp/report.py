@@ -7,6 +7,8 @@ from typing import Any
 
 from tide._core import format_bytes
 
+_REGIONS = ("stage", "staging", "outbox", "spare", "inbox", "accumulator")
+
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:
     """Returns left-aligned columns separated by two spaces."""
@@ -27,7 +29,8 @@ class Report:
             "tide" or "stock", "reason" (empty if every call ran on TIDE), "landing_bytes", "calls".
         mode: the mode that was asked for.
         notes: sentences about choices that differ from what was asked for.
-        memory: bytes by use: "landing" and "slots" (a number).
+        memory: bytes by use: "landing" and, of each communicator's temporary regions, "stage",
+            "staging", "outbox", "spare", "inbox" and "accumulator" a rank; "slots" is a number.
         world: ranks of the first group.
         landing_owner: "node" if the ranks of a node share their landings, else "rank"; the notes
             then say why.
@@ -62,4 +65,7 @@ class Report:
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
         landing = format_bytes(self.memory["landing"])
         memory = f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"
+        regions = [(name, self.memory[name]) for name in _REGIONS if self.memory.get(name)]
+        if regions:
+            memory += "; a rank: " + ", ".join(f"{n} {format_bytes(size)}" for n, size in regions)
         return "\n".join([title, format_table(header, rows), memory, *self.notes])
