@@ -224,9 +224,24 @@ class Communicator::Impl {
   void RollCall(const char* collective, int group_id, const std::vector<int>* params) {
     Planned barrier{PlanBarrier(fabric_->topology(), fabric_->rank()), nullptr};
     barrier.program.name = collective;
-    barrier.prepared = fabric_->Prepare(barrier.program);
+    barrier.prepared = Prepare(barrier.program);
     binding_.buffers.clear();
     Execute(barrier, {}, group_id, params, true);
+  }
+
+  // A rank that can't prepare a call misses it, and its next call would meet the peers' this one.
+  std::shared_ptr<Prepared> Prepare(const Program& program) {
+    try {
+      return fabric_->Prepare(program);
+    } catch (const std::exception& error) {
+      Poison(error);
+      throw;
+    }
+  }
+
+  void Poison(const std::exception& error) {
+    poisoned_ = true;
+    poison_ = error.what();
   }
 
   static void CheckCount(const char* what, const GroupLayout& layout, size_t shards,
@@ -254,7 +269,7 @@ class Communicator::Impl {
       if (options_.faults.transform) {
         planned->program = options_.faults.transform(std::move(planned->program));
       }
-      planned->prepared = fabric_->Prepare(planned->program);
+      planned->prepared = Prepare(planned->program);
       found = programs.emplace(key_.words(), std::move(planned)).first;
     }
     return *found->second;
@@ -294,8 +309,7 @@ class Communicator::Impl {
     try {
       times.wait = fabric_->Execute(call, tracing ? &trace : nullptr);
     } catch (const std::exception& error) {
-      poisoned_ = true;
-      poison_ = error.what();
+      Poison(error);
       throw;
     }
     times.total = std::chrono::duration<double>(Clock::now() - start).count();

@@ -9,7 +9,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResul
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from tide.fsdp import patches
-from tide.fsdp.group import ALL_GATHER, CORE_DTYPES, GroupState, find
+from tide.fsdp.group import ALL_GATHER, CORE_DTYPES, GroupState, find, state_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -116,7 +116,7 @@ def land(result: TideAllGatherResult, params: list[Any]) -> None:
     if state.landings is None:
         raise RuntimeError(f"TIDE was disabled while an all-gather of {state.name} was pending")
     state.landings.free()
-    state.slot, state.vacated = slot, None
+    state.slot, state.vacated, state.place = slot, None, None
     state.landings.bind(slot.address, slot.hold)
     try:
         for param in params:
@@ -140,8 +140,7 @@ def dispatch_copy_out(*args: Any, **kwargs: Any) -> None:
 
 def _vacate(group: FSDPParamGroup) -> None:
     """Frees the group's slot if nothing lies in it any more, as early as that is known."""
-    entry = find(group.fsdp_params[0]) if group.fsdp_params else None
-    state = entry[0] if entry is not None else None
+    state = state_of(group)
     if state is None or state.slot is None:
         return
     state.slot.settle()

@@ -104,6 +104,7 @@ class Channel:
     ) -> None:
         self._process_group = weakref.ref(process_group)
         self.device = device
+        self.ranks = dist.get_process_group_ranks(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
         self.core = _core.Communicator(
@@ -118,7 +119,9 @@ class Channel:
             device=device.index if device.index is not None else -1,
         )
         self._segments: dict[int, Any] = {}
-        self._spare: list[tuple[int, int, int]] = []  # (capacity, segment id, offset)
+        # (capacity, segment id, offset), and the event after which the range is free; see Slot.
+        self._spare: list[tuple[int, int, int]] = []
+        self._vacated: dict[tuple[int, int], torch.cuda.Event | None] = {}
         self._retired: list[Slot] = []
 
     def _exchange(self, payload: bytes) -> list[bytes]:
@@ -155,10 +158,15 @@ class Channel:
                 offset += capacity
         return ranges
 
+    def vacated(self, segment_id: int, offset: int) -> torch.cuda.Event | None:
+        """Returns the event after which a range that was given back is free; None without one."""
+        return self._vacated.pop((segment_id, offset), None)
+
     def give(self, slot: Slot) -> None:
         """Makes a free slot available to later pools; the same order on all ranks."""
         slot.hold.close()
         self._spare.append((slot.capacity, slot.segment_id, slot.offset))
+        self._vacated[slot.segment_id, slot.offset] = slot.vacated
 
     def retire(self, slot: Slot) -> None:
         """Keeps a slot until ``reclaim`` finds it unused on all ranks."""
@@ -185,9 +193,20 @@ _Key = tuple[str, torch.device, int | None, str]
 _channels: dict[_Key, tuple[weakref.ref[dist.ProcessGroup], Channel]] = {}
 
 
-def _close_orphans() -> None:
-    """Closes the communicators whose process groups were destroyed. Local: nobody can call them."""
-    for key in [key for key, (process_group, _) in _channels.items() if process_group() is None]:
+def _close_orphans(process_group: dist.ProcessGroup, device: torch.device) -> None:
+    """Closes communicators whose process groups were destroyed. Collective if ``device`` is a GPU.
+
+    Closing one on CPUs is local: nobody can call it. On GPUs its ranks leave together, and when
+    each notices that a process group is gone depends on its garbage collection.
+    """
+    orphans = [key for key, (owner, _) in _channels.items() if owner() is None]
+    ranks = dist.get_process_group_ranks(process_group)
+    gone = [key for key in orphans if _channels[key][1].device.type == "cpu"]
+    if device.type == "cuda":
+        mine = {key for key in orphans if key not in gone and _channels[key][1].ranks == ranks}
+        everywhere = set.intersection(*exchange_objects(mine, process_group))
+        gone += sorted(everywhere, key=str)
+    for key in gone:
         _channels.pop(key)[1].core.close()
 
 
@@ -211,7 +230,7 @@ def channel_for(
         tide.Error: "unsupported" if its ranks do not share memory, or their GPUs or NCCL lack
             something; "invalid_argument" if nodes do not divide them.
     """
-    _close_orphans()
+    _close_orphans(process_group, device)
     key = (process_group.group_name, device, nodes, mode)
     known = _channels.get(key)
     same = known is not None and known[0]() is process_group

@@ -181,8 +181,8 @@ def _reuses_slots(
 ) -> bool:
     """Returns whether gradients move into vacated landing slots. Collective.
 
-    Mode auto does so where memory is short: in_place keeps the gradients of two groups, and leaves
-    a rank with less than twice that free little room for anything else.
+    Mode auto does so where memory is short after TIDE has taken its own: where what is left holds
+    less than four landings of the largest group, two of which in_place may take as gradients.
     """
     device = members[0].device
     if device.type != "cuda" or options.mode == "in_place":
@@ -224,11 +224,11 @@ def _connect(
     try:
         for member in served:
             member.state.register(channel, pool)
+        _reserve(channel, pool, served)
         reuse = _reuses_slots(process_group, served, options)
         for member in served:
             member.state.reuse_slots = reuse
             member.state.early_all_gather = device.type == "cuda" and not reuse
-        _reserve(channel, pool, served)
     except BaseException:
         pool.close()
         raise

@@ -320,6 +320,12 @@ def find(param: FSDPParam) -> tuple[GroupState, int] | None:
     return _registry.get(param)
 
 
+def state_of(group: FSDPParamGroup) -> GroupState | None:
+    """Returns the state of an FSDP2 group, or None if it is not enabled."""
+    entry = find(group.fsdp_params[0]) if group.fsdp_params else None
+    return entry[0] if entry is not None else None
+
+
 def register_params(state: GroupState, params: list[FSDPParam]) -> None:
     """Makes ``find`` know the group's parameters."""
     for i, param in enumerate(params):

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from tide.fsdp import group as groups_module
@@ -92,7 +93,7 @@ class Handle:
         reuses = any(state.reuse_slots for state in self._states)
         if self._options.mode == "auto" and any(c.device.type == "cuda" for c in self.channels):
             if not reuses:
-                return ["mode auto: in_place, since there is memory for two groups of gradients"]
+                return ["mode auto: in_place, since there is memory for four groups of gradients"]
             return ["mode auto: slot_reuse, since memory is short", *self._in_place_notes()]
         if self._options.mode != "slot_reuse":
             return []
@@ -151,7 +152,10 @@ class Handle:
             group = state.group_ref()
             if group is not None:
                 # A prefetch that nobody waited for is gathered again by torch when needed.
-                if isinstance(group._all_gather_result, TideAllGatherResult):
+                pending = group._all_gather_result
+                if isinstance(pending, TideAllGatherResult):
+                    if pending.all_gather_event is not None:
+                        torch.cuda.current_stream().wait_event(pending.all_gather_event)
                     group._all_gather_result = None
                 groups_module.forget_params(group.fsdp_params)
             state.detach()

@@ -3,7 +3,8 @@
 FSDP2 gathers a layer when the backward of the layer after it begins: by then its streams wait for
 an earlier reduce-scatter. In mode in_place the landing slot is free as soon as the gradients of the
 layer two further on have been computed, so the all-gather is issued right behind the enqueuing of
-their reduce-scatter. Only where FSDP2 would prefetch by itself, and the same group, a little later.
+their reduce-scatter. Only where FSDP2 would prefetch by itself, and the same group, a little later:
+the group between must be about to run its backward.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tide.fsdp import patches
-from tide.fsdp.group import ALL_GATHER, GroupState, find
+from tide.fsdp.group import ALL_GATHER, GroupState, state_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 
-def _state_of(group: FSDPParamGroup) -> GroupState | None:
-    entry = find(group.fsdp_params[0]) if group.fsdp_params else None
-    return entry[0] if entry is not None else None
+def _has_gradients(group: FSDPParamGroup) -> bool:
+    return any(param.sharded_param.requires_grad for param in group.fsdp_params)
 
 
 def dispatch_backward_prefetch(group: FSDPParamGroup) -> None:
@@ -30,7 +30,7 @@ def dispatch_backward_prefetch(group: FSDPParamGroup) -> None:
     """
     place = group._post_forward_indices[-1] if group._post_forward_indices else None
     patches.original("_backward_prefetch")(group)
-    state = _state_of(group)
+    state = state_of(group)
     if state is not None and state.early_all_gather:
         state.place = place
 
@@ -48,7 +48,10 @@ def issue_early(state: GroupState) -> None:
     target = order[place - 2] if place - 2 < len(order) else None
     if target is None or place - 2 not in target._post_forward_indices:
         return  # its backward is over: the root's comes last, say
-    wanted = _state_of(target)
+    between = order[place - 1]
+    if between._all_gather_result is None or not _has_gradients(between):
+        return  # FSDP2 would not come to prefetch the target: evaluation forwards, frozen layers
+    wanted = state_of(target)
     if wanted is None or ALL_GATHER in wanted.reasons or wanted.pool is not state.pool:
         return
     if target.is_unsharded or target._all_gather_result is not None:

@@ -55,6 +55,9 @@ class _OpenCall(ReduceScatter):
         self._slot = self._state.slot_for_gradients(self._grads, self._indices)
         if self._slot is None:
             return
+        stream = torch.cuda.current_stream()
+        if self._slot.vacated is not None:
+            stream.wait_event(self._slot.vacated)
         memory = self._slot.bytes()
         offsets = self._state.channel.core.landing_offsets(self._state.gid)
         moved = []
@@ -62,6 +65,7 @@ class _OpenCall(ReduceScatter):
             there = memory.narrow(0, offsets[index], grad.numel() * grad.itemsize)
             moved.append(there.view(grad.dtype).view(grad.shape))
         torch._foreach_copy_(moved, self._grads)
+        self._slot.vacate_after(stream)  # if the call comes to nothing
         self._grads = moved
 
     def __call__(

@@ -2,7 +2,7 @@
 
 A slot is a range of a symmetric segment. All ranks must choose the same slot for a call, so the
 choice depends only on what every rank does in the same order: issues of all-gathers, and resizes
-of unsharded storages to zero. Garbage collection takes no part in it.
+of unsharded storages to zero. Garbage collection takes no part in it while the model lives.
 """
 
 from __future__ import annotations
@@ -154,8 +154,11 @@ class SlotPool:
         Raises:
             tide.Error: "out_of_memory", on all ranks.
         """
+        if self._channel.device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps unused, TIDE can't take
         for segment, offset, capacity in self._channel.take_ranges(sizes, self._label):
             slot = Slot(len(self.slots), segment, offset, capacity, self._channel.device)
+            slot.vacated = self._channel.vacated(segment.id, offset)
             self.slots.append(slot)
 
     def _fitting(self, size: int) -> list[Slot]:

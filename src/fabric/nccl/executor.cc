@@ -85,10 +85,8 @@ EventHandle Executor::Run(const Call& call, const std::shared_ptr<LoweredProgram
   const EventHandle spare_ready = EventOf(kReadyEvent);
   const EventHandle spare_done = EventOf(kDoneEvent);
   watched_ = watchdog_.Claim();
-  if (watched_ != nullptr) {
-    (*events_)[kReadyEvent] = watched_->ready;
-    (*events_)[kDoneEvent] = watched_->done;
-  }
+  (*events_)[kReadyEvent] = watched_->ready;
+  (*events_)[kDoneEvent] = watched_->done;
   if (call.stream) device_.Record(EventOf(kReadyEvent), *call.stream);
   for (const Command& command : lowered.commands) Issue(call, *program, command);
   counters_.Advance(*call.program);
@@ -97,14 +95,12 @@ EventHandle Executor::Run(const Call& call, const std::shared_ptr<LoweredProgram
     device_.Await(*call.stream, EventOf(kDoneEvent));
   }
   const EventHandle done = EventOf(kDoneEvent);
-  if (watched_ != nullptr) {
-    watched_->has_ready = call.stream.has_value();
-    watched_->lane = program->lane;
-    watched_->identity = call.identity;
-    watched_->program = program;
-    watched_->lowered = &lowered;
-    watchdog_.Arm(watched_);
-  }
+  watched_->has_ready = call.stream.has_value();
+  watched_->lane = program->lane;
+  watched_->identity = call.identity;
+  watched_->program = program;
+  watched_->lowered = &lowered;
+  watchdog_.Arm(watched_);
   (*events_)[kReadyEvent] = spare_ready;
   (*events_)[kDoneEvent] = spare_done;
   return done;
@@ -191,9 +187,7 @@ void Executor::IssueMemoryOps(Lane lane, const Lowered& lowered, const Command& 
     // One queue waits for a counter: what it has waited for already needs no second wait.
     if (counters_.Ask(lane, sync.counter, target) == 0) continue;
     memory_ops_.push_back({true, address, target});
-    if (watched_ != nullptr) {
-      watched_->waits.push_back({command.stream, sync.counter, target, true});
-    }
+    watched_->waits.push_back({command.stream, sync.counter, target, true});
   }
   if (!memory_ops_.empty()) device_.MemoryOps(memory_ops_, stream);
 }
@@ -231,9 +225,7 @@ void Executor::IssueRailWaits(Lane lane, const Lowered& lowered, const Command& 
     const RailSignal signal = RailSignalOf(sync.counter);
     rail_waits_.push_back({topology_.Node(sync.counter.producer), signal.signal, signal.context,
                            static_cast<int>(more)});
-    if (watched_ != nullptr) {
-      watched_->waits.push_back({command.stream, sync.counter, target, false});
-    }
+    watched_->waits.push_back({command.stream, sync.counter, target, false});
   }
   if (!rail_waits_.empty()) communicators_.rail(lane)->Wait(rail_waits_, stream);
 }

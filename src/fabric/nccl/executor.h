@@ -86,7 +86,7 @@ class Executor {
   std::vector<MemoryOp> memory_ops_;
   std::vector<Transfer> transfers_;
   std::vector<SignalWait> rail_waits_;
-  WatchedCall* watched_ = nullptr;  // null if this call is not watched
+  WatchedCall* watched_ = nullptr;
 };
 
 }  // namespace tide::nccl

@@ -50,7 +50,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     : bootstrap_(bootstrap),
       options_(options),
       topology_(MakeTopology(bootstrap.world(), options.nodes)),
-      counters_(topology_) {
+      counters_(std::make_unique<Counters>(topology_)) {
   TakeCapabilityStep(bootstrap, "nccl fabric", [&] {
     CheckConnections();
     parts_ = make_parts();
@@ -59,7 +59,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
   Connect();
   segments_ = std::make_unique<Segments>(parts_.library, *parts_.device, communicators_, bootstrap_,
                                          topology_);
-  counter_memory_ = segments_->Add(counters_.bytes(), "counters");
+  counter_memory_ = segments_->Add(counters_->bytes(), "counters");
   WatchdogOptions watchdog;
   watchdog.timeout = options.timeout;
   watchdog.expired = std::move(expired);
@@ -69,10 +69,16 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     device->Read(values.data(), memory.address, memory.bytes);
     return values;
   };
-  watchdog_ = std::make_unique<Watchdog>(rank(), *parts_.device, counters_, std::move(watchdog));
+  watchdog_ = std::make_unique<Watchdog>(rank(), *parts_.device, *counters_, std::move(watchdog));
   executor_ = std::make_unique<Executor>(rank(), topology_, *parts_.device, communicators_,
-                                         *segments_, counter_memory_.id, counters_, *watchdog_);
-  WarmUp();
+                                         *segments_, counter_memory_.id, *counters_, *watchdog_);
+  try {
+    WarmUp();
+  } catch (...) {
+    executor_->KeepPrograms();
+    Abandon();
+    throw;
+  }
 }
 
 void NcclFabric::Connect() {
@@ -159,6 +165,7 @@ void NcclFabric::Abandon() {
   static_cast<void>(communicators_.parent.release());
   static_cast<void>(executor_.release());
   static_cast<void>(watchdog_.release());
+  static_cast<void>(counters_.release());  // the watchdog's last words name them
   static_cast<void>(parts_.device.release());
 }
 

@@ -78,22 +78,16 @@ class Communicator final : public NcclCommunicator {
   }
 
   void Send(std::span<const Transfer> transfers, Stream stream) override {
-    auto* cuda_stream = static_cast<cudaStream_t>(stream);
     Check(table_->group_start(), "starting a group");
+    ncclResult_t result = ncclSuccess;
     for (const Transfer& transfer : transfers) {
-      if (transfer.bytes == 0) {
-        Check(
-            table_->signal(transfer.peer, transfer.signal, transfer.context, 0, comm_, cuda_stream),
-            "a signal");
-        continue;
-      }
-      Check(table_->put_signal(transfer.src, static_cast<size_t>(transfer.bytes), ncclUint8,
-                               transfer.peer, static_cast<ncclWindow_t>(transfer.window),
-                               static_cast<size_t>(transfer.offset), transfer.signal,
-                               transfer.context, 0, comm_, cuda_stream),
-            "a put");
+      result = Enqueue(transfer, static_cast<cudaStream_t>(stream));
+      if (result != ncclSuccess) break;
     }
-    Check(table_->group_end(), "a group of puts");
+    // Also after a failure: an open group belongs to the thread, and would swallow later calls.
+    const ncclResult_t ended = table_->group_end();
+    Check(result, "a put or a signal");
+    Check(ended, "a group of puts");
   }
 
   // A call for each context: up to 2.30 a launch belongs to one.
@@ -112,6 +106,15 @@ class Communicator final : public NcclCommunicator {
   }
 
  private:
+  ncclResult_t Enqueue(const Transfer& transfer, cudaStream_t stream) {
+    if (transfer.bytes == 0) {
+      return table_->signal(transfer.peer, transfer.signal, transfer.context, 0, comm_, stream);
+    }
+    return table_->put_signal(transfer.src, static_cast<size_t>(transfer.bytes), ncclUint8,
+                              transfer.peer, static_cast<ncclWindow_t>(transfer.window),
+                              static_cast<size_t>(transfer.offset), transfer.signal,
+                              transfer.context, 0, comm_, stream);
+  }
   void Check(ncclResult_t result, const char* what) const { table_->Check(result, what, comm_); }
 
   const Table table_;

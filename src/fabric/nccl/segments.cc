@@ -38,13 +38,15 @@ Segments::Segments(std::shared_ptr<NcclLibrary> library, Device& device,
       rank_(bootstrap.rank()) {}
 
 Segments::~Segments() {
-  for (const Segment& segment : segments_) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Window window = segment.rails[static_cast<size_t>(lane)];
-      if (window != nullptr) communicators_.rail(static_cast<Lane>(lane))->Deregister(window);
-    }
-    communicators_.parent->Deregister(segment.parent);
+  for (const Segment& segment : segments_) Deregister(segment);
+}
+
+void Segments::Deregister(const Segment& segment) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Window window = segment.rails[static_cast<size_t>(lane)];
+    if (window != nullptr) communicators_.rail(static_cast<Lane>(lane))->Deregister(window);
   }
+  if (segment.parent != nullptr) communicators_.parent->Deregister(segment.parent);
 }
 
 SegmentView Segments::Add(int64_t bytes, const std::string& label) {
@@ -60,8 +62,13 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
              segment.memory = std::make_shared<Memory>(library_, rounded);
              device_.Clear(segment.memory->address, rounded);
            });
-  TakeStep(bootstrap_, "registering segment '" + label + "'", "",
-           [&] { Register(&segment, label); });
+  try {
+    TakeStep(bootstrap_, "registering segment '" + label + "'", "",
+             [&] { Register(&segment, label); });
+  } catch (...) {
+    Deregister(segment);  // before its memory goes
+    throw;
+  }
   SegmentView view;
   view.id = static_cast<int>(segments_.size());
   view.address = segment.memory->address;

@@ -27,10 +27,6 @@ Watchdog::Watchdog(int rank, Device& device, const Counters& counters, WatchdogO
         if (!options.expired) options.expired = EndProcess;
         return std::move(options);
       }()) {
-  for (WatchedCall& call : calls_) {
-    call.ready = device_.CreateEvent();
-    call.done = device_.CreateEvent();
-  }
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -41,25 +37,37 @@ Watchdog::~Watchdog() {
   }
   stop_changed_.notify_all();
   thread_.join();
-  for (WatchedCall& call : calls_) {
-    device_.DestroyEvent(call.ready);
-    device_.DestroyEvent(call.done);
+  for (const auto& call : calls_) {
+    device_.DestroyEvent(call->ready);
+    device_.DestroyEvent(call->done);
   }
 }
 
 WatchedCall* Watchdog::Claim() {
-  WatchedCall& call = calls_[issued_.load(std::memory_order_relaxed) % kWatchedCalls];
-  // Acquire: pairs with the release in Poll, after which the entry is the caller's.
-  if (call.armed.load(std::memory_order_acquire)) return nullptr;
-  call.waits.clear();
-  call.started.reset();
-  return &call;
+  WatchedCall* call = nullptr;
+  {
+    const std::lock_guard lock(calls_mutex_);
+    if (!idle_.empty()) {
+      call = idle_.back();
+      idle_.pop_back();
+    }
+  }
+  if (call == nullptr) {
+    auto fresh = std::make_unique<WatchedCall>();
+    fresh->ready = device_.CreateEvent();
+    fresh->done = device_.CreateEvent();
+    call = fresh.get();
+    calls_.push_back(std::move(fresh));
+  }
+  call->program.reset();
+  call->waits.clear();
+  call->started.reset();
+  return call;
 }
 
 void Watchdog::Arm(WatchedCall* call) {
-  call->armed.store(true, std::memory_order_relaxed);
-  // Release: pairs with the acquire in Poll; everything in the entry comes before it.
-  issued_.fetch_add(1, std::memory_order_release);
+  const std::lock_guard lock(calls_mutex_);
+  armed_.push_back(call);
 }
 
 void Watchdog::Run() {
@@ -79,28 +87,31 @@ void Watchdog::Run() {
 }
 
 void Watchdog::Poll() {
+  {
+    const std::lock_guard lock(calls_mutex_);
+    polled_ = armed_;
+  }
+  // Unlocked: what is armed is written by this thread alone.
   std::array<bool, kLanes> busy{};
+  std::erase_if(polled_, [&](WatchedCall* call) { return !Finished(call, &busy); });
+  const std::lock_guard lock(calls_mutex_);
+  for (WatchedCall* call : polled_) {
+    armed_.erase(std::find(armed_.begin(), armed_.end(), call));
+    idle_.push_back(call);
+  }
+}
+
+bool Watchdog::Finished(WatchedCall* call, std::array<bool, kLanes>* busy) {
+  if (device_.Finished(call->done)) return true;
   const auto now = std::chrono::steady_clock::now();
-  const size_t issued = issued_.load(std::memory_order_acquire);
-  for (size_t i = first_; i < issued; ++i) {
-    WatchedCall& call = calls_[i % kWatchedCalls];
-    if (!call.armed.load(std::memory_order_relaxed)) continue;
-    if (device_.Finished(call.done)) {
-      call.program.reset();
-      call.armed.store(false, std::memory_order_release);
-      continue;
-    }
-    // The clock starts when the caller's work before it and the lane's calls before it are done.
-    bool& lane_busy = busy[static_cast<size_t>(call.lane)];
-    if (!call.started && !lane_busy && (!call.has_ready || device_.Finished(call.ready))) {
-      call.started = now;
-    }
-    lane_busy = true;
-    if (call.started && now - *call.started > options_.timeout) options_.expired(Report(call));
+  // The clock starts when the caller's work before it and the lane's calls before it are done.
+  bool& lane_busy = (*busy)[static_cast<size_t>(call->lane)];
+  if (!call->started && !lane_busy && (!call->has_ready || device_.Finished(call->ready))) {
+    call->started = now;
   }
-  while (first_ < issued && !calls_[first_ % kWatchedCalls].armed.load(std::memory_order_relaxed)) {
-    ++first_;
-  }
+  lane_busy = true;
+  if (call->started && now - *call->started > options_.timeout) options_.expired(Report(*call));
+  return false;
 }
 
 std::string Watchdog::Report(const WatchedCall& call) const {
@@ -111,11 +122,22 @@ std::string Watchdog::Report(const WatchedCall& call) const {
   // A thread of its own: if the device no longer answers, neither does the read.
   auto promise = std::make_shared<std::promise<std::vector<uint64_t>>>();
   auto counters = promise->get_future();
-  std::thread([promise, read = options_.read_counters] { promise->set_value(read()); }).detach();
+  std::thread([promise, read = options_.read_counters] {
+    try {
+      promise->set_value(read());
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
   if (counters.wait_for(kReadLimit) != std::future_status::ready) {
     return report + "  the device does not answer, its counters are unknown\n";
   }
-  const std::vector<uint64_t> values = counters.get();
+  std::vector<uint64_t> values;
+  try {
+    values = counters.get();
+  } catch (const std::exception& error) {
+    return report + fmt::format("  the counters can't be read: {}\n", error.what());
+  }
   std::vector<bool> named(call.lowered->streams.size());
   for (const PendingWait& wait : call.waits) {
     const auto stream = static_cast<size_t>(wait.stream);

@@ -8,7 +8,6 @@
 #define TIDE_FABRIC_NCCL_WATCHDOG_H_
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -28,8 +27,6 @@
 namespace tide::nccl {
 
 inline constexpr int kWatchdogExitStatus = 87;
-// Calls that are watched at a time. One that finds no room is covered by the next that does.
-inline constexpr size_t kWatchedCalls = 64;
 
 struct PendingWait {
   int stream = 0;
@@ -44,12 +41,10 @@ struct WatchedCall {
   bool has_ready = false;  // recorded on the caller's stream
   Lane lane = Lane::kControl;
   CallIdentity identity;
-  std::shared_ptr<const Prepared> program;  // keeps `lowered`
+  // Keeps `lowered`. Dropped by the caller's thread: freeing its tables may wait for the device.
+  std::shared_ptr<const Prepared> program;
   const Lowered* lowered = nullptr;
   std::vector<PendingWait> waits;
-
-  // The caller's side sets it when all of the above is written, the thread clears it.
-  std::atomic<bool> armed = false;
   // Thread only: since when the call could run.
   std::optional<std::chrono::steady_clock::time_point> started;
 };
@@ -71,7 +66,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // The entry of the next call, null if all are taken. The caller fills it and arms it.
+  // An entry for the next call: every call is watched, since nothing may come after it. The caller
+  // fills it and arms it; until then it is the caller's alone.
   WatchedCall* Claim();
   void Arm(WatchedCall* call);
 
@@ -81,14 +77,18 @@ class Watchdog {
  private:
   void Run();
   void Poll();
+  // Whether the call has come to its end; reports it if it is overdue.
+  bool Finished(WatchedCall* call, std::array<bool, kLanes>* busy);
 
   const int rank_;
   Device& device_;
   const Counters& counters_;
   const WatchdogOptions options_;
-  std::array<WatchedCall, kWatchedCalls> calls_;
-  std::atomic<size_t> issued_ = 0;  // calls that were armed; the entry is the number modulo size
-  size_t first_ = 0;                // thread: the first of them that may be unfinished
+  std::mutex calls_mutex_;
+  std::vector<std::unique_ptr<WatchedCall>> calls_;  // all entries, as many as were ever under way
+  std::vector<WatchedCall*> idle_;
+  std::vector<WatchedCall*> armed_;   // in the order of issue
+  std::vector<WatchedCall*> polled_;  // thread: kept to reuse the memory
   std::mutex mutex_;
   std::condition_variable stop_changed_;
   bool stop_ = false;
