@@ -26,6 +26,10 @@ struct Topology {
   int Rank(int node, int local) const { return node * local_ranks + local; }
 };
 
+// `world` ranks on `nodes` nodes, node by node. Throws Error(kInvalidArgument) unless all nodes get
+// as many ranks.
+Topology SplitIntoNodes(int world, int nodes);
+
 // One parameter as the caller sees it: D rows of K elements, all-gathered in `dtype`.
 struct ParamShape {
   std::string name;

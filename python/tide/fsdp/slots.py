@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tide._core import Error
+from tide.fsdp.device_memory import device_bytes
 from tide.fsdp.storage import SlotHold
 
 if TYPE_CHECKING:
@@ -31,18 +32,6 @@ _frees = itertools.count(1)
 def align(size: int) -> int:
     """Rounds a number of bytes up to the alignment of slots."""
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-class _DeviceBytes:
-    """Memory of a GPU as torch takes it without a copy."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 class SlotState(enum.Enum):
@@ -96,8 +85,7 @@ class Slot:
 
     def bytes(self) -> torch.Tensor:
         """Returns the slot's memory on a GPU as ``capacity`` bytes."""
-        memory = _DeviceBytes(self.address, self.capacity)
-        return torch.as_tensor(memory, device=self._device)
+        return device_bytes(self.address, self.capacity, self._device)
 
     def start(self, group: Any) -> None:
         """Marks an all-gather of ``group``, an FSDPParamGroup, as under way."""

@@ -60,20 +60,10 @@ std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notice
   return nullptr;
 }
 
-Topology MakeTopology(int world, int nodes) {
-  if (nodes < 1 || world % nodes != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("nodes: expected a divisor of {} ranks, so that all nodes have as many "
-                            "ranks, got {}",
-                            world, nodes));
-  }
-  return {nodes, world / nodes};
-}
-
 }  // namespace
 
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : sockets_(bootstrap, MakeTopology(bootstrap.world(), options.nodes), options.timeout),
+    : sockets_(bootstrap, SplitIntoNodes(bootstrap.world(), options.nodes), options.timeout),
       memory_limit_bytes_(options.memory_limit_bytes) {
   ConnectControlPages();
   AgreeOnSharing(options.share_segments);

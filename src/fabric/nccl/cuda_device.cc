@@ -20,7 +20,8 @@ using kernels::cuda::ZeroBatch;
 using kernels::cuda::ZeroItem;
 using kernels::cuda::internal::CheckCuda;
 
-// cuStreamBatchMemOp as of 11.7: no need to switch memory operations on in the driver.
+// cuStreamBatchMemOp as of 11.7: no need to switch memory operations on in the driver. NCCL's
+// one-sided operations need a driver of 12.5.
 constexpr unsigned kDriverVersion = 12000;
 
 cudaStream_t ToCuda(Stream stream) { return static_cast<cudaStream_t>(stream); }

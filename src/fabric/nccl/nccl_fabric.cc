@@ -23,16 +23,6 @@ constexpr std::chrono::microseconds kPollPause{20};
 // How long the destructor waits for the other ranks to end, too.
 constexpr std::chrono::seconds kLeaveTimeout{10};
 
-Topology MakeTopology(int world, int nodes) {
-  if (nodes < 1 || world % nodes != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("nodes: expected a divisor of {} ranks, so that all nodes have as many "
-                            "ranks, got {}",
-                            world, nodes));
-  }
-  return {nodes, world / nodes};
-}
-
 // With one hardware queue a stream that waits for a peer holds up every other stream of the GPU.
 void CheckConnections() {
   const char* value = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -49,7 +39,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
                        const MakeParts& make_parts, std::function<void(const std::string&)> expired)
     : bootstrap_(bootstrap),
       options_(options),
-      topology_(MakeTopology(bootstrap.world(), options.nodes)),
+      topology_(SplitIntoNodes(bootstrap.world(), options.nodes)),
       counters_(std::make_unique<Counters>(topology_)) {
   TakeCapabilityStep(bootstrap, "nccl fabric", [&] {
     CheckConnections();

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tide import _core
 from tide.bench.launch import Context
 from tide.fsdp.communicators import exchange_objects
+from tide.fsdp.device_memory import device_bytes
 
 _TIMEOUT_S = 60.0
 _FIRST_SPIN_MS = 5.0
@@ -27,18 +28,6 @@ class Sample(NamedTuple):
     gpu_ms: float  # between two events around it
     host_ms: float  # that enqueueing it took
     hidden: bool  # all of it was enqueued before the GPU came to it
-
-
-class _Memory:
-    """Device memory that torch did not allocate, as torch takes it."""
-
-    def __init__(self, address: int, elems: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (elems,),
-            "typestr": "<i2",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 class Rank:
@@ -85,8 +74,8 @@ class Rank:
 
     def view(self, segment: Any) -> torch.Tensor:
         """The whole segment as bf16."""
-        memory = _Memory(segment.address, segment.bytes // 2)
-        return torch.as_tensor(memory, device=self.device).view(torch.bfloat16)
+        size = segment.bytes // 2 * 2
+        return device_bytes(segment.address, size, self.device).view(torch.bfloat16)
 
     def agree(self, value: Any) -> Any:
         """Returns rank 0's value on every rank. Collective."""
