@@ -182,6 +182,7 @@ Program Planner::OneNode() {
   }
   for (std::vector<CastPiece>& part : parts) {
     std::vector<Piece> pieces;  // from the own landing to the peers'
+    pieces.reserve(part.size());
     for (const CastPiece& cast : part) pieces.push_back({cast.dst, cast.dst, CastBytes(cast)});
     builder_.Add(casts, OpKind::kCast).casts = std::move(part);
     if (casts != queue) {
