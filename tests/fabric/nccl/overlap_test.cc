@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,7 +31,7 @@ struct Trained {
 };
 
 Trained Train(const TrainedModel& model, const Topology& topology, unsigned seed, Order order,
-              const std::set<int>& late) {
+              const std::set<int>& late, const std::string& forgotten = "") {
   FakeWorld world(topology.Ranks(), seed, order);
   std::vector<testing::Host> hosts(static_cast<size_t>(topology.Ranks()));
   Trained trained;
@@ -44,7 +45,7 @@ Trained Train(const TrainedModel& model, const Topology& topology, unsigned seed
     Communicator comm(std::make_unique<nccl::NcclFabric>(bootstrap, model.options,
                                                          FakeParts(world, bootstrap.rank())),
                       model.options);
-    TrainingRank rank(world, comm, model);
+    TrainingRank rank(world, comm, model, forgotten);
     hosts[static_cast<size_t>(bootstrap.rank())] = [&rank] { return rank.Next(); };
     meet(bootstrap);
     const std::lock_guard lock(mutex);
@@ -86,6 +87,21 @@ TEST_P(Overlap, ChangesNoResult) {
 
 TEST_P(Overlap, ChangesNoResultSlow) {
   for (unsigned seed = 100; seed < 132 && !HasFailure(); ++seed) Check(seed, 6);
+}
+
+// The schedules find what nobody orders: a program that forgets one kind of event is seen.
+TEST(Overlapping, ShowsWhatTheCallerDoesNotOrder) {
+  const Topology topology{2, 2};
+  const TrainedModel model(topology, 1);
+  for (const char* event : {"updated", "gathered", "vacated", "gradients", "reduced"}) {
+    bool seen = false;
+    for (unsigned seed = 0; seed < 50 && !seen; ++seed) {
+      const Trained trained = Train(model, topology, seed, Order::kStreams, {}, event);
+      EXPECT_TRUE(trained.ended) << event;
+      seen = !trained.differences.empty();
+    }
+    EXPECT_TRUE(seen) << "nobody awaits '" << event << "', and no schedule shows it";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(UpToEightRanks, Overlap, ::testing::ValuesIn(testing::TopologiesUpTo(8)),
