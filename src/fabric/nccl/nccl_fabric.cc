@@ -50,7 +50,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     : bootstrap_(bootstrap),
       options_(options),
       topology_(MakeTopology(bootstrap.world(), options.nodes)),
-      counters_(topology_) {
+      counters_(std::make_unique<Counters>(topology_)) {
   TakeCapabilityStep(bootstrap, "nccl fabric", [&] {
     CheckConnections();
     parts_ = make_parts();
@@ -59,7 +59,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
   Connect();
   segments_ = std::make_unique<Segments>(parts_.library, *parts_.device, communicators_, bootstrap_,
                                          topology_);
-  counter_memory_ = segments_->Add(counters_.bytes(), "counters");
+  counter_memory_ = segments_->Add(counters_->bytes(), "counters");
   WatchdogOptions watchdog;
   watchdog.timeout = options.timeout;
   watchdog.expired = std::move(expired);
@@ -69,10 +69,15 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     device->Read(values.data(), memory.address, memory.bytes);
     return values;
   };
-  watchdog_ = std::make_unique<Watchdog>(rank(), *parts_.device, counters_, std::move(watchdog));
+  watchdog_ = std::make_unique<Watchdog>(rank(), *parts_.device, *counters_, std::move(watchdog));
   executor_ = std::make_unique<Executor>(rank(), topology_, *parts_.device, communicators_,
-                                         *segments_, counter_memory_.id, counters_, *watchdog_);
-  WarmUp();
+                                         *segments_, counter_memory_.id, *counters_, *watchdog_);
+  try {
+    WarmUp();
+  } catch (...) {
+    Abandon();
+    throw;
+  }
 }
 
 void NcclFabric::Connect() {
@@ -152,13 +157,15 @@ void NcclFabric::Leave() {
   RunBarrier(Lane::kControl, timeout);
 }
 
-// Streams may wait for ever, and so would everything that ends them or frees what they use.
+// Streams may wait for ever, and so would everything that ends them or frees what they use. The
+// watchdog goes on: it ends the process if they do.
 void NcclFabric::Abandon() {
   static_cast<void>(segments_.release());
   for (auto& rail : communicators_.rails) static_cast<void>(rail.release());
   static_cast<void>(communicators_.parent.release());
   static_cast<void>(executor_.release());
   static_cast<void>(watchdog_.release());
+  static_cast<void>(counters_.release());
   static_cast<void>(parts_.device.release());
 }
 
@@ -193,8 +200,10 @@ void NcclFabric::WaitFor(EventHandle event, const char* what, std::chrono::nanos
   while (!parts_.device->Finished(event)) {
     if (Clock::now() > deadline) {
       throw Error(ErrorCode::kTimeout,
-                  fmt::format("{} did not come to its end within {:.0f} s", what,
-                              std::chrono::duration<double>(timeout).count()),
+                  fmt::format("{} did not come to its end within {:.0f} s: look for the rank that "
+                              "stopped earlier, or is in another call; a slow rank needs a longer "
+                              "timeout",
+                              what, std::chrono::duration<double>(timeout).count()),
                   {rank(), -1, "", what});
     }
     options_.check_interrupt();

@@ -62,7 +62,7 @@ class NcclFabric final : public Fabric {
   const std::string unshared_reason_ = "GPUs keep a landing each";
   Parts parts_;
   Communicators communicators_;
-  Counters counters_;
+  std::unique_ptr<Counters> counters_;
   std::unique_ptr<Segments> segments_;
   SegmentView counter_memory_;
   std::unique_ptr<Watchdog> watchdog_;

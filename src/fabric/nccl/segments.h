@@ -58,6 +58,7 @@ class Segments {
     std::vector<char*> peers;  // by rank; null if out of reach
   };
   void Register(Segment* segment, const std::string& label);
+  void FindPeers(Segment* segment, const std::string& label) const;
 
   const std::shared_ptr<NcclLibrary> library_;
   Device& device_;

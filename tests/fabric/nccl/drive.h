@@ -2,8 +2,8 @@
 // drawn from a seed, so that a run can be repeated. Nothing here waits: when nothing can move, that
 // is the result.
 //
-//   DrivenRanks ranks(world, options);
-//   ranks.Run(set_up, [&] { return Drive(world, ranks.hosts(), seed, {}); });
+//   const Meeting meet([&] { ended = Drive(world, hosts, seed); });
+//   RunRanks(ranks, [&](Bootstrap& bootstrap) { /* set hosts[rank] */ meet(bootstrap); });
 #ifndef TIDE_TESTS_FABRIC_NCCL_DRIVE_H_
 #define TIDE_TESTS_FABRIC_NCCL_DRIVE_H_
 
@@ -24,7 +24,7 @@ using Host = std::function<bool()>;
 // Takes turns between hosts and streams until nothing moves. A late rank's host, and what follows a
 // pause in a stream, goes on when nothing else can. Returns whether all came to their end.
 inline bool Drive(FakeWorld& world, const std::vector<Host>& hosts, unsigned seed,
-                  const std::set<int>& late) {
+                  const std::set<int>& late = {}) {
   world.Drive(seed);
   std::mt19937 random(seed);
   // Hosts far ahead of their streams, as most often, or close by.

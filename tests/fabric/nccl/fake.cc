@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
 
 #include <cstdlib>
 #include <cstring>
@@ -110,7 +113,8 @@ class FakeZero final : public nccl::Kernel {
 
 class FakeDevice final : public nccl::Device {
  public:
-  FakeDevice(FakeWorld& world, int rank) : world_(world), rank_(rank) {}
+  FakeDevice(std::shared_ptr<FakeWorld> world, int rank)
+      : keeps_(std::move(world)), world_(*keeps_), rank_(rank) {}
 
   void MakeCurrent() override {}
   Stream CreateStream() override { return world_.AddQueue(rank_); }
@@ -199,6 +203,7 @@ class FakeDevice final : public nccl::Device {
   }
 
  private:
+  const std::shared_ptr<FakeWorld> keeps_;
   FakeWorld& world_;
   const int rank_;
 };
@@ -217,7 +222,12 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
     group_ = std::static_pointer_cast<FakeGroup>(group.at(0));
   }
 
-  nccl::CommunicatorProperties Properties() override { return {settings_.contexts > 0, 1}; }
+  ~FakeCommunicator() override { world_.NoteEnd(world_rank_); }
+
+  nccl::CommunicatorProperties Properties() override {
+    const FakeTraits& traits = world_.traits(world_rank_);
+    return {settings_.contexts > 0 && traits.one_sided, traits.lsa_teams};
+  }
 
   std::unique_ptr<nccl::NcclCommunicator> Split(
       int color, int key, const nccl::CommunicatorSettings& settings) override {
@@ -243,12 +253,15 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
       own.push_back({static_cast<char*>(address), bytes});
     }
     world_.Meet(fmt::format("{}, window {}", name_, own.size()), members_, rank_, nullptr);
+    if (!world_.traits(world_rank_).windows) {
+      throw Error(ErrorCode::kUnsupported, "no symmetric windows");
+    }
     return reinterpret_cast<Window>(own.size());
   }
   void Deregister(Window /*window*/) override {}
   void* PeerPointer(Window window, int peer) override {
     const std::lock_guard lock(world_.mutex());
-    return Range(window, peer).start;
+    return world_.traits(world_rank_).peer_pointers ? Range(window, peer).start : nullptr;
   }
 
   void Send(std::span<const nccl::Transfer> transfers, Stream stream) override {
@@ -345,7 +358,10 @@ class FakeLibrary final : public nccl::NcclLibrary {
     if (!world_.TakeMemory(rank_, bytes)) throw Error(ErrorCode::kOutOfMemory, "out of memory");
     return std::aligned_alloc(4096, static_cast<size_t>(bytes));
   }
-  void Free(void* address) override { std::free(address); }
+  void Free(void* address) override {
+    world_.NoteEnd(rank_);
+    std::free(address);
+  }
 
  private:
   FakeWorld& world_;
@@ -358,10 +374,22 @@ void RunInStream(FakeWorld& world, Stream stream, FakeWorld::Work work) {
   world.Append(QueueOf(stream), {{}, {}, std::move(work)});
 }
 
-nccl::MakeParts FakeParts(FakeWorld& world, int rank) {
-  return [&world, rank] {
+void PauseStream(FakeWorld& world, Stream stream) {
+  world.Append(QueueOf(stream), {{}, {}, {}, /*pause=*/true});
+}
+
+#ifdef __SANITIZE_ADDRESS__
+ExpectAbandoned::ExpectAbandoned() { __lsan_disable(); }
+ExpectAbandoned::~ExpectAbandoned() { __lsan_enable(); }
+#else
+ExpectAbandoned::ExpectAbandoned() = default;
+ExpectAbandoned::~ExpectAbandoned() = default;
+#endif
+
+nccl::MakeParts FakeParts(const std::shared_ptr<FakeWorld>& world, int rank) {
+  return [world, rank] {
     return nccl::Parts{std::make_unique<FakeDevice>(world, rank),
-                       std::make_shared<FakeLibrary>(world, rank)};
+                       std::make_shared<FakeLibrary>(*world, rank)};
   };
 }
 

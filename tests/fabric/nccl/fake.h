@@ -5,16 +5,30 @@
 #ifndef TIDE_TESTS_FABRIC_NCCL_FAKE_H_
 #define TIDE_TESTS_FABRIC_NCCL_FAKE_H_
 
+#include <memory>
+
 #include "fabric/nccl/fake_world.h"
 #include "fabric/nccl/nccl_fabric.h"
 
 namespace tide::testing {
 
-// The parts of one rank.
-nccl::MakeParts FakeParts(FakeWorld& world, int rank);
+// The parts of one rank, which keep the world: an abandoned fabric goes on asking.
+nccl::MakeParts FakeParts(const std::shared_ptr<FakeWorld>& world, int rank);
+
+// While it lives, what this thread allocates is no leak: an abandoned fabric stays for good.
+class ExpectAbandoned {
+ public:
+  ExpectAbandoned();
+  ~ExpectAbandoned();
+  ExpectAbandoned(const ExpectAbandoned&) = delete;
+  ExpectAbandoned& operator=(const ExpectAbandoned&) = delete;
+};
 
 // Calls `work` when the stream comes to it, as a kernel of the caller's would run.
 void RunInStream(FakeWorld& world, nccl::Stream stream, FakeWorld::Work work);
+
+// What follows in the stream is held back until nothing else can move.
+void PauseStream(FakeWorld& world, nccl::Stream stream);
 
 }  // namespace tide::testing
 

@@ -1,5 +1,6 @@
 #include "fabric/nccl/fake_world.h"
 
+#include <limits>
 #include <utility>
 
 #include "tide/error.h"
@@ -22,6 +23,7 @@ FakeWorld::FakeWorld(int ranks, unsigned seed, Order order)
       random_(seed),
       queues_(static_cast<size_t>(ranks)),
       calls_(static_cast<size_t>(ranks)),
+      traits_(static_cast<size_t>(ranks)),
       memory_(static_cast<size_t>(ranks), int64_t{1} << 40) {}
 
 FakeWorld::Queue* FakeWorld::AddQueue(int rank) {
@@ -80,6 +82,11 @@ void FakeWorld::RunPart(Queue* queue) {
       head.lines.pop_back();
     }
   }
+  if (head.lines.size() == 1 && random_() % 2 == 0) {
+    // One line stays behind until nothing else can move: a transfer of a group, the copy to a peer.
+    queue->held_until = std::numeric_limits<uint64_t>::max();
+    burst_ = 0;
+  }
   if (!head.lines.empty()) return;
   if (head.end) head.end();
   queue->operations.pop_front();
@@ -90,7 +97,7 @@ bool FakeWorld::StepLocked() {
   ++steps_;
   if (burst_ == 0 || current_ == nullptr || !CanRun(*current_)) current_ = Choose();
   if (current_ == nullptr) return false;
-  --burst_;
+  if (burst_ > 0) --burst_;
   RunPart(current_);
   return true;
 }
@@ -128,12 +135,17 @@ bool FakeWorld::Reached(const bool& flag) {
 
 void FakeWorld::Drive(unsigned seed) {
   const std::lock_guard lock(mutex_);
+  // What threads have begun ends here; the rest depends on the seed alone.
+  while (StepLocked() || ResumeLocked()) {
+  }
   turn_ = Turn::kDriver;
   random_.seed(seed);
   for (const auto& queues : queues_) {
     for (const auto& queue : queues) queue->held_until = 0;
   }
+  steps_ = 0;
   burst_ = 0;
+  current_ = nullptr;
 }
 
 void FakeWorld::EndDrive() {
@@ -149,6 +161,15 @@ bool FakeWorld::Idle() {
     }
   }
   return true;
+}
+
+void FakeWorld::NoteEnd(int rank) {
+  const std::lock_guard lock(mutex_);
+  while (turn_ == Turn::kEverybody && (StepLocked() || ResumeLocked())) {
+  }
+  for (const auto& queue : queues_[static_cast<size_t>(rank)]) {
+    ended_busy_ = ended_busy_ || !queue->operations.empty();
+  }
 }
 
 void FakeWorld::Abandon() {

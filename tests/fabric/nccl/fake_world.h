@@ -45,6 +45,14 @@ struct FakeCalls {
   int events = 0;
 };
 
+// What a rank's CUDA and NCCL can do.
+struct FakeTraits {
+  int lsa_teams = 1;
+  bool one_sided = true;
+  bool windows = true;
+  bool peer_pointers = true;
+};
+
 class FakeWorld {
  public:
   using Work = std::function<void()>;
@@ -99,6 +107,11 @@ class FakeWorld {
   bool TakeMemory(int rank, int64_t bytes) {
     return (memory_[static_cast<size_t>(rank)] -= bytes) >= 0;
   }
+  FakeTraits& traits(int rank) { return traits_[static_cast<size_t>(rank)]; }
+  // Notes that the rank ends or frees something, which on a GPU waits for its streams.
+  void NoteEnd(int rank);
+  // Whether a rank has done so with work left in its streams, where it would have waited for ever.
+  bool ended_busy() const { return ended_busy_; }
   FakeCalls& calls(int rank) { return calls_[static_cast<size_t>(rank)]; }
   std::mutex& mutex() { return mutex_; }
 
@@ -131,6 +144,8 @@ class FakeWorld {
   std::vector<Queue*> held_;
   std::map<std::string, Meeting> meetings_;
   std::vector<FakeCalls> calls_;
+  std::vector<FakeTraits> traits_;
+  bool ended_busy_ = false;
   std::vector<int64_t> memory_;  // left, by rank
   int frozen_rank_ = -1;
 };

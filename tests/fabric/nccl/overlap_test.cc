@@ -32,13 +32,13 @@ struct Trained {
 
 Trained Train(const TrainedModel& model, const Topology& topology, unsigned seed, Order order,
               const std::set<int>& late, const std::string& forgotten = "") {
-  FakeWorld world(topology.Ranks(), seed, order);
+  const auto world = std::make_shared<FakeWorld>(topology.Ranks(), seed, order);
   std::vector<testing::Host> hosts(static_cast<size_t>(topology.Ranks()));
   Trained trained;
   const testing::Meeting meet([&] {
-    trained.ended = Drive(world, hosts, seed, late);
+    trained.ended = Drive(*world, hosts, seed, late);
     // Streams that wait for ever would keep the communicators from ending.
-    trained.ended ? world.EndDrive() : world.Abandon();
+    trained.ended ? world->EndDrive() : world->Abandon();
   });
   std::mutex mutex;
   testing::RunRanks(topology.Ranks(), [&](Bootstrap& bootstrap) {
@@ -86,7 +86,7 @@ TEST_P(Overlap, ChangesNoResult) {
 }
 
 TEST_P(Overlap, ChangesNoResultSlow) {
-  for (unsigned seed = 100; seed < 132 && !HasFailure(); ++seed) Check(seed, 6);
+  for (unsigned seed = 100; seed < 112 && !HasFailure(); ++seed) Check(seed, 6);
 }
 
 // The schedules find what nobody orders: a program that forgets one kind of event is seen.

@@ -82,9 +82,9 @@ struct TrainedModel {
 class TrainingRank {
  public:
   // Does not await events whose names contain `forgotten`: a mistake of the caller's.
-  TrainingRank(FakeWorld& world, Communicator& comm, const TrainedModel& model,
-               std::string forgotten = "")
-      : world_(world),
+  TrainingRank(const std::shared_ptr<FakeWorld>& world, Communicator& comm,
+               const TrainedModel& model, std::string forgotten = "")
+      : world_(*world),
         comm_(comm),
         model_(model),
         forgotten_(std::move(forgotten)),
