@@ -51,4 +51,6 @@ def test_a_named_library_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TIDE_NCCL_LIBRARY", str(tmp_path / "libnccl.so.2"))
     found = _core.nccl()
     assert found["library"] == str(tmp_path / "libnccl.so.2")
-    assert "tide nccl install" in found["reason"]
+    # A build without the fabric can only say that; any other says how to get a library.
+    built = not found["reason"].startswith("this build has no nccl fabric")
+    assert not built or "tide nccl install" in found["reason"]

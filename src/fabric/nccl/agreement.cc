@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <vector>
 
 #include "tide/error.h"
@@ -39,6 +40,10 @@ std::vector<Word> Exchange(Bootstrap& bootstrap, const std::string& request,
     step();
   } catch (const Error& error) {
     mine.code = static_cast<int>(error.code());
+    mine.error = error.what();
+  } catch (const std::exception& error) {
+    // The others wait for this rank's word, whatever went wrong.
+    mine.code = static_cast<int>(ErrorCode::kInternal);
     mine.error = error.what();
   }
   std::vector<Word> words;

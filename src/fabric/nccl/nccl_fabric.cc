@@ -148,7 +148,8 @@ void NcclFabric::Leave() {
   RunBarrier(Lane::kControl, timeout);
 }
 
-// Streams may wait for ever, and so would everything that ends them or frees what they use.
+// Streams may wait for ever, and so would everything that ends them or frees what they use. The
+// watchdog goes on: it ends the process if they do.
 void NcclFabric::Abandon() {
   static_cast<void>(segments_.release());
   for (auto& rail : communicators_.rails) static_cast<void>(rail.release());
@@ -190,8 +191,10 @@ void NcclFabric::WaitFor(EventHandle event, const char* what, std::chrono::nanos
   while (!parts_.device->Finished(event)) {
     if (Clock::now() > deadline) {
       throw Error(ErrorCode::kTimeout,
-                  fmt::format("{} did not come to its end within {:.0f} s", what,
-                              std::chrono::duration<double>(timeout).count()),
+                  fmt::format("{} did not come to its end within {:.0f} s: look for the rank that "
+                              "stopped earlier, or is in another call; a slow rank needs a longer "
+                              "timeout",
+                              what, std::chrono::duration<double>(timeout).count()),
                   {rank(), -1, "", what});
     }
     options_.check_interrupt();

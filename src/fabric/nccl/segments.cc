@@ -63,8 +63,7 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
              device_.Clear(segment.memory->address, rounded);
            });
   try {
-    TakeStep(bootstrap_, "registering segment '" + label + "'", "",
-             [&] { Register(&segment, label); });
+    Register(&segment, label);
   } catch (...) {
     Deregister(segment);  // before its memory goes
     throw;
@@ -79,14 +78,23 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
 }
 
 void Segments::Register(Segment* segment, const std::string& label) {
+  void* address = segment->memory->address;
   const int64_t bytes = AlignUp(segment->bytes, kSegmentBytes);
-  segment->parent = communicators_.parent->Register(segment->memory->address, bytes);
+  const std::string what = "registering segment '" + label + "'";
+  // A step each: a rank that fails in one would leave the others waiting for it in the next.
+  TakeStep(bootstrap_, what, "",
+           [&] { segment->parent = communicators_.parent->Register(address, bytes); });
   for (const Lane lane : {Lane::kControl, Lane::kAllGather, Lane::kReduceScatter}) {
     NcclCommunicator* rail = communicators_.rail(lane);
     // The control lane moves no data.
     if (rail == nullptr || lane == Lane::kControl) continue;
-    segment->rails[static_cast<size_t>(lane)] = rail->Register(segment->memory->address, bytes);
+    TakeStep(bootstrap_, what, "",
+             [&] { segment->rails[static_cast<size_t>(lane)] = rail->Register(address, bytes); });
   }
+  TakeStep(bootstrap_, what, "", [&] { FindPeers(segment, label); });
+}
+
+void Segments::FindPeers(Segment* segment, const std::string& label) const {
   const int node = topology_.Node(rank_);
   for (int peer = 0; peer < topology_.Ranks(); ++peer) {
     void* pointer = peer == rank_ ? segment->memory->address

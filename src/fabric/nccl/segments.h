@@ -59,6 +59,7 @@ class Segments {
   };
   void Register(Segment* segment, const std::string& label);
   void Deregister(const Segment& segment);
+  void FindPeers(Segment* segment, const std::string& label) const;
 
   const std::shared_ptr<NcclLibrary> library_;
   Device& device_;

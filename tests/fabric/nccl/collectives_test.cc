@@ -22,7 +22,8 @@ using testing::RandomCase;
 
 class FakeBed final : public testing::TestBed {
  public:
-  FakeBed(FakeWorld& world, int rank) : world_(world), device_(FakeParts(world, rank)().device) {
+  FakeBed(const std::shared_ptr<FakeWorld>& world, int rank)
+      : device_(FakeParts(world, rank)().device) {
     stream_ = device_->CreateStream();
     event_ = device_->CreateEvent();
   }
@@ -49,7 +50,6 @@ class FakeBed final : public testing::TestBed {
   }
 
  private:
-  FakeWorld& world_;
   std::unique_ptr<nccl::Device> device_;
   nccl::Stream stream_;
   nccl::EventHandle event_;
@@ -69,7 +69,7 @@ void CheckLayout(const Topology& topology, unsigned seed, Order order) {
                                               made.grad_dtypes);
   const testing::LayoutCase layout_case{made, reference,
                                         seed % 2 == 0 ? DType::kBF16 : DType::kF32};
-  FakeWorld world(topology.Ranks(), seed, order);
+  const auto world = std::make_shared<FakeWorld>(topology.Ranks(), seed, order);
   testing::RunRanks(topology.Ranks(), [&](Bootstrap& bootstrap) {
     FakeBed bed(world, bootstrap.rank());
     Communicator comm(

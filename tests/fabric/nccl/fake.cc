@@ -1,10 +1,19 @@
 #include "fabric/nccl/fake.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "kernels/host/kernels.h"
 #include "tide/error.h"
@@ -18,10 +27,21 @@ using nccl::EventHandle;
 using nccl::Stream;
 using nccl::Window;
 
-constexpr int kStepsAtATime = 8;
-
 struct FakeEvent {
   std::shared_ptr<bool> reached;  // of the last record; null before the first
+};
+
+// What the ranks of a communicator share.
+struct FakeGroup {
+  explicit FakeGroup(int ranks)
+      : windows(static_cast<size_t>(ranks)), signals(static_cast<size_t>(ranks)) {}
+  struct Range {
+    char* start = nullptr;
+    int64_t bytes = 0;
+  };
+  using Signal = std::tuple<int, int, int>;         // sender, signal, context
+  std::vector<std::vector<Range>> windows;          // by rank, then number of the window
+  std::vector<std::map<Signal, uint64_t>> signals;  // by rank: how often it was raised
 };
 
 FakeWorld::Queue* QueueOf(Stream stream) { return static_cast<FakeWorld::Queue*>(stream); }
@@ -46,20 +66,20 @@ class FakeSum final : public nccl::Kernel {
   void Launch(const void* const* bases, const kernels::cuda::SumCall& call,
               Stream stream) override {
     ++world_.calls(rank_).kernels;
+    FakeWorld::Operation sum;
+    sum.pause = true;
     // Addresses are kernel parameters: what they are now counts.
-    std::vector<std::function<void()>> work;
     for (const SumItem& item : items_) {
       std::vector<const void*> sources;
       for (const auto& source : item.sources) sources.push_back(At(bases, source));
       char* dst = At(bases, item.dst);
-      work.push_back([&item, dst, sources, call] {
+      sum.pause = sum.pause && sources.empty();
+      sum.lines.push_back({[&item, dst, sources, call] {
         kernels::Sum(dst, item.dst_dtype, sources.data(), sources.size(), item.src_dtype,
                      call.scale, call.accumulate, static_cast<size_t>(item.elems));
-      });
+      }});
     }
-    world_.Append(QueueOf(stream), {{}, [work] {
-                                      for (const auto& one : work) one();
-                                    }});
+    world_.Append(QueueOf(stream), std::move(sum));
   }
 
  private:
@@ -76,12 +96,13 @@ class FakeZero final : public nccl::Kernel {
   void Launch(const void* const* bases, const kernels::cuda::SumCall& /*call*/,
               Stream stream) override {
     ++world_.calls(rank_).kernels;
+    FakeWorld::Operation zero;
     for (const ZeroItem& item : items_) {
-      char* dst = At(bases, item.dst);
-      world_.Append(QueueOf(stream), {{}, [dst, bytes = item.bytes] {
-                                        std::memset(dst, 0, static_cast<size_t>(bytes));
-                                      }});
+      zero.lines.push_back({[dst = At(bases, item.dst), bytes = item.bytes] {
+        std::memset(dst, 0, static_cast<size_t>(bytes));
+      }});
     }
+    world_.Append(QueueOf(stream), std::move(zero));
   }
 
  private:
@@ -92,7 +113,8 @@ class FakeZero final : public nccl::Kernel {
 
 class FakeDevice final : public nccl::Device {
  public:
-  FakeDevice(FakeWorld& world, int rank) : world_(world), rank_(rank) {}
+  FakeDevice(std::shared_ptr<FakeWorld> world, int rank)
+      : keeps_(std::move(world)), world_(*keeps_), rank_(rank) {}
 
   void MakeCurrent() override {}
   Stream CreateStream() override { return world_.AddQueue(rank_); }
@@ -107,13 +129,13 @@ class FakeDevice final : public nccl::Device {
       const std::lock_guard lock(world_.mutex());
       static_cast<FakeEvent*>(event)->reached = reached;
     }
-    world_.Append(QueueOf(stream), {{}, [reached] { *reached = true; }});
+    world_.Append(QueueOf(stream), {{}, {}, [reached] { *reached = true; }});
   }
   void Await(Stream stream, EventHandle event) override {
     ++world_.calls(rank_).events;
     const auto reached = static_cast<FakeEvent*>(event)->reached;
     if (reached == nullptr) return;
-    world_.Append(QueueOf(stream), {[reached] { return *reached; }, [] {}});
+    world_.Append(QueueOf(stream), {[reached] { return *reached; }, {}, {}});
   }
   bool Finished(EventHandle event) override {
     std::shared_ptr<bool> reached;
@@ -121,28 +143,28 @@ class FakeDevice final : public nccl::Device {
       const std::lock_guard lock(world_.mutex());
       reached = static_cast<FakeEvent*>(event)->reached;
     }
-    return reached == nullptr || world_.RunUntil(*reached);
+    return reached == nullptr || world_.Reached(*reached);
   }
 
   void Copy(std::span<const nccl::CopyArgs> batch, Stream stream) override {
     FakeCalls& calls = world_.calls(rank_);
     ++calls.copy_batches;
     calls.copies += static_cast<int>(batch.size());
-    std::vector<nccl::CopyArgs> copies(batch.begin(), batch.end());
-    world_.Append(QueueOf(stream),
-                  {{}, [copies] {
-                     // Any order is allowed; the last first is one of them.
-                     for (auto copy = copies.rbegin(); copy != copies.rend(); ++copy) {
-                       std::memcpy(copy->dst, copy->src, static_cast<size_t>(copy->bytes));
-                     }
-                   }});
+    FakeWorld::Operation operation;
+    for (const nccl::CopyArgs& copy : batch) {
+      operation.lines.push_back(
+          {[copy] { std::memcpy(copy.dst, copy.src, static_cast<size_t>(copy.bytes)); }});
+    }
+    world_.Append(QueueOf(stream), std::move(operation));
   }
   void CopyPitched(std::span<const nccl::PitchedArgs> batch, Stream stream) override {
     ++world_.calls(rank_).pitched;
+    FakeWorld::Operation operation;
     for (const nccl::PitchedArgs& copy : batch) {
       TIDE_CHECK(copy.dst_pitch >= copy.row_bytes && copy.src_pitch >= copy.row_bytes);
-      world_.Append(QueueOf(stream), {{}, [copy] { CopyRows(copy); }});
+      operation.lines.push_back({[copy] { CopyRows(copy); }});
     }
+    world_.Append(QueueOf(stream), std::move(operation));
   }
   void MemoryOps(std::span<const nccl::MemoryOp> batch, Stream stream) override {
     FakeCalls& calls = world_.calls(rank_);
@@ -151,9 +173,9 @@ class FakeDevice final : public nccl::Device {
     TIDE_CHECK(!batch.empty() && batch.size() <= nccl::kMaxMemoryOps);
     for (const nccl::MemoryOp& op : batch) {
       if (op.wait) {
-        world_.Append(QueueOf(stream), {[op] { return *op.address >= op.value; }, [] {}});
+        world_.Append(QueueOf(stream), {[op] { return *op.address >= op.value; }, {}, {}});
       } else {
-        world_.Append(QueueOf(stream), {{}, [op] {
+        world_.Append(QueueOf(stream), {{}, {}, [op] {
                                           TIDE_CHECK(*op.address < op.value);  // monotonic
                                           *op.address = op.value;
                                         }});
@@ -170,8 +192,10 @@ class FakeDevice final : public nccl::Device {
   std::unique_ptr<nccl::Kernel> MakeZero(const std::vector<ZeroItem>& items) override {
     return std::make_unique<FakeZero>(world_, rank_, items);
   }
+  // Zero pages that nobody has touched yet, where it can: segments are large and mostly empty.
   void Clear(void* address, int64_t bytes) override {
-    std::memset(address, 0, static_cast<size_t>(bytes));
+    const auto size = static_cast<size_t>(bytes);
+    if (madvise(address, size, MADV_DONTNEED) != 0) std::memset(address, 0, size);
   }
   void Read(void* host, const void* address, int64_t bytes) override {
     const std::lock_guard lock(world_.mutex());
@@ -179,6 +203,7 @@ class FakeDevice final : public nccl::Device {
   }
 
  private:
+  const std::shared_ptr<FakeWorld> keeps_;
   FakeWorld& world_;
   const int rank_;
 };
@@ -197,7 +222,12 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
     group_ = std::static_pointer_cast<FakeGroup>(group.at(0));
   }
 
-  nccl::CommunicatorProperties Properties() override { return {settings_.contexts > 0, 1}; }
+  ~FakeCommunicator() override { world_.NoteEnd(world_rank_); }
+
+  nccl::CommunicatorProperties Properties() override {
+    const FakeTraits& traits = world_.traits(world_rank_);
+    return {settings_.contexts > 0 && traits.one_sided, traits.lsa_teams};
+  }
 
   std::unique_ptr<nccl::NcclCommunicator> Split(
       int color, int key, const nccl::CommunicatorSettings& settings) override {
@@ -223,18 +253,22 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
       own.push_back({static_cast<char*>(address), bytes});
     }
     world_.Meet(fmt::format("{}, window {}", name_, own.size()), members_, rank_, nullptr);
+    if (!world_.traits(world_rank_).windows) {
+      throw Error(ErrorCode::kUnsupported, "no symmetric windows");
+    }
     return reinterpret_cast<Window>(own.size());
   }
   void Deregister(Window /*window*/) override {}
   void* PeerPointer(Window window, int peer) override {
     const std::lock_guard lock(world_.mutex());
-    return Range(window, peer).start;
+    return world_.traits(world_rank_).peer_pointers ? Range(window, peer).start : nullptr;
   }
 
   void Send(std::span<const nccl::Transfer> transfers, Stream stream) override {
     FakeCalls& calls = world_.calls(world_rank_);
     ++calls.sends;
     calls.transfers += static_cast<int>(transfers.size());
+    std::map<std::pair<int, int>, FakeWorld::Line> lines;  // by peer and context
     for (const nccl::Transfer& transfer : transfers) {
       TIDE_CHECK(transfer.signal < settings_.signals && transfer.context < settings_.contexts);
       TIDE_CHECK(transfer.peer != rank_);
@@ -246,12 +280,20 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
         TIDE_CHECK(InOwnWindow(transfer.src, transfer.bytes));
         dst = range.start + transfer.offset;
       }
-      Append(stream, {}, [this, transfer, dst] {
-        if (dst != nullptr) std::memcpy(dst, transfer.src, static_cast<size_t>(transfer.bytes));
+      FakeWorld::Line& line = lines[{transfer.peer, transfer.context}];
+      if (dst != nullptr) {
+        line.push_back([transfer, dst] {
+          std::memcpy(dst, transfer.src, static_cast<size_t>(transfer.bytes));
+        });
+      }
+      line.push_back([this, transfer] {
         ++group_->signals[static_cast<size_t>(transfer.peer)]
                          [{rank_, transfer.signal, transfer.context}];
       });
     }
+    FakeWorld::Operation operation;
+    for (auto& [key, line] : lines) operation.lines.push_back(std::move(line));
+    Append(stream, std::move(operation));
   }
 
   void Wait(std::span<const nccl::SignalWait> waits, Stream stream) override {
@@ -260,12 +302,10 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
       TIDE_CHECK(wait.count > 0 && wait.signal < settings_.signals);
       const FakeGroup::Signal signal{wait.peer, wait.signal, wait.context};
       const uint64_t target = expected_[signal] += static_cast<uint64_t>(wait.count);
-      Append(
-          stream,
-          [this, signal, target] {
-            return group_->signals[static_cast<size_t>(rank_)][signal] >= target;
-          },
-          [] {});
+      const auto arrived = [this, signal, target] {
+        return group_->signals[static_cast<size_t>(rank_)][signal] >= target;
+      };
+      Append(stream, {arrived, {}, {}});
     }
   }
 
@@ -281,16 +321,15 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
     return false;
   }
   // Operations of a communicator run one after the other, whatever their streams.
-  void Append(Stream stream, std::function<bool()> runnable, std::function<void()> run) {
-    auto before = std::exchange(last_, std::make_shared<bool>(false));
-    world_.Append(QueueOf(stream), {[before, runnable = std::move(runnable)] {
-                                      return (before == nullptr || *before) &&
-                                             (!runnable || runnable());
-                                    },
-                                    [run = std::move(run), done = last_] {
-                                      run();
-                                      *done = true;
-                                    }});
+  void Append(Stream stream, FakeWorld::Operation operation) {
+    if (world_.order() != Order::kUnordered) {
+      auto before = std::exchange(last_, std::make_shared<bool>(false));
+      operation.runnable = [before, runnable = std::move(operation.runnable)] {
+        return (before == nullptr || *before) && (!runnable || runnable());
+      };
+      operation.end = [done = last_] { *done = true; };
+    }
+    world_.Append(QueueOf(stream), std::move(operation));
   }
 
   FakeWorld& world_;
@@ -319,7 +358,10 @@ class FakeLibrary final : public nccl::NcclLibrary {
     if (!world_.TakeMemory(rank_, bytes)) throw Error(ErrorCode::kOutOfMemory, "out of memory");
     return std::aligned_alloc(4096, static_cast<size_t>(bytes));
   }
-  void Free(void* address) override { std::free(address); }
+  void Free(void* address) override {
+    world_.NoteEnd(rank_);
+    std::free(address);
+  }
 
  private:
   FakeWorld& world_;
@@ -328,64 +370,26 @@ class FakeLibrary final : public nccl::NcclLibrary {
 
 }  // namespace
 
-FakeWorld::FakeWorld(int ranks, unsigned seed, Order order)
-    : ranks_(ranks),
-      order_(order),
-      random_(seed),
-      calls_(static_cast<size_t>(ranks)),
-      memory_(static_cast<size_t>(ranks), int64_t{1} << 40) {}
-
-FakeWorld::Queue* FakeWorld::AddQueue(int rank) {
-  const std::lock_guard lock(mutex_);
-  if (order_ == Order::kOneQueue) {
-    for (const auto& queue : queues_) {
-      if (queue->rank == rank) return queue.get();
-    }
-  }
-  queues_.push_back(std::make_unique<Queue>());
-  queues_.back()->rank = rank;
-  return queues_.back().get();
+void RunInStream(FakeWorld& world, Stream stream, FakeWorld::Work work) {
+  world.Append(QueueOf(stream), {{}, {}, std::move(work)});
 }
 
-void FakeWorld::Append(Queue* queue, Operation operation) {
-  const std::lock_guard lock(mutex_);
-  queue->operations.push_back(std::move(operation));
+void PauseStream(FakeWorld& world, Stream stream) {
+  world.Append(QueueOf(stream), {{}, {}, {}, /*pause=*/true});
 }
 
-void FakeWorld::Step() {
-  if (queues_.empty()) return;
-  const size_t start = random_() % queues_.size();
-  for (size_t i = 0; i < queues_.size(); ++i) {
-    Queue& queue = *queues_[(start + i) % queues_.size()];
-    if (queue.operations.empty() || queue.rank == frozen_rank_) continue;
-    const Operation& head = queue.operations.front();
-    if (head.runnable && !head.runnable()) continue;
-    head.run();
-    queue.operations.pop_front();
-    return;
-  }
-}
+#ifdef __SANITIZE_ADDRESS__
+ExpectAbandoned::ExpectAbandoned() { __lsan_disable(); }
+ExpectAbandoned::~ExpectAbandoned() { __lsan_enable(); }
+#else
+ExpectAbandoned::ExpectAbandoned() = default;
+ExpectAbandoned::~ExpectAbandoned() = default;
+#endif
 
-bool FakeWorld::RunUntil(const bool& flag) {
-  const std::lock_guard lock(mutex_);
-  for (int i = 0; i < kStepsAtATime && !flag; ++i) Step();
-  return flag;
-}
-
-std::map<int, std::shared_ptr<void>> FakeWorld::Meet(const std::string& name, int members, int key,
-                                                     std::shared_ptr<void> value) {
-  std::unique_lock lock(mutex_);
-  Meeting& meeting = meetings_[name];
-  meeting.values[key] = std::move(value);
-  met_.notify_all();
-  met_.wait(lock, [&] { return static_cast<int>(meeting.values.size()) == members; });
-  return meeting.values;
-}
-
-nccl::MakeParts FakeParts(FakeWorld& world, int rank) {
-  return [&world, rank] {
+nccl::MakeParts FakeParts(const std::shared_ptr<FakeWorld>& world, int rank) {
+  return [world, rank] {
     return nccl::Parts{std::make_unique<FakeDevice>(world, rank),
-                       std::make_shared<FakeLibrary>(world, rank)};
+                       std::make_shared<FakeLibrary>(*world, rank)};
   };
 }
 
