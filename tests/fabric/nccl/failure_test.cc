@@ -304,5 +304,45 @@ TEST(NcclFailure, WatchdogNamesTheCounterThatDidNotMove) {
       << report;
 }
 
+// However many calls are under way, the last one is watched: nothing may come after it.
+TEST(NcclFailure, WatchdogWatchesTheLastOfManyCalls) {
+  constexpr int kCalls = 100;
+  const auto world = std::make_shared<FakeWorld>(2, 1, Order::kStreams);
+  CommunicatorOptions options = Options();
+  options.timeout = std::chrono::milliseconds(300);
+  std::mutex mutex;
+  std::string report;
+  const auto reported = [&] {
+    const std::lock_guard lock(mutex);
+    return !report.empty();
+  };
+  RunRanks(2, [&](Bootstrap& bootstrap) {
+    const int rank = bootstrap.rank();
+    auto parts = FakeParts(world, rank);
+    const auto device = parts().device;
+    Communicator comm(std::make_unique<nccl::NcclFabric>(bootstrap, options, parts,
+                                                         [&, rank](const std::string& text) {
+                                                           const std::lock_guard lock(mutex);
+                                                           if (rank == 0) report = text;
+                                                         }),
+                      options);
+    const int group = comm.RegisterGroup("g", {{"w", 4, 4, DType::kF32}});
+    const SegmentView landing = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
+    const std::vector<float> shard(8);
+    AllGatherCall call{group, {shard.data()}, {DType::kF32}, {landing.id, 0}};
+    call.stream = device->CreateStream();
+    for (int i = 1; i < kCalls; ++i) comm.AllGather(call);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    if (rank == 0) comm.AllGather(call);
+    while (!reported() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    if (rank == 1) comm.AllGather(call);  // late, so that both come to their end
+    const auto done = device->CreateEvent();
+    device->Record(done, *call.stream);
+    while (!device->Finished(done)) std::this_thread::yield();
+    device->DestroyEvent(done);
+  });
+  EXPECT_NE(report.find("waits for entry of rank 1"), std::string::npos) << report;
+}
+
 }  // namespace
 }  // namespace tide
