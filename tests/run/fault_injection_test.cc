@@ -7,18 +7,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "run/masked_faults.h"
 #include "testing/adversary.h"
+#include "testing/fault_cases.h"
 #include "testing/faults.h"
-#include "testing/scenarios.h"
 #include "verify/mutants.h"
 
 namespace tide {
@@ -26,20 +24,18 @@ namespace {
 
 using testing::Adversary;
 using testing::Disturbance;
-using testing::MaskedFaults;
+using testing::Fault;
+using testing::FaultCase;
+using testing::FaultCases;
+using testing::kFirstOwnEvent;
 using testing::Outcome;
 using testing::RunDisturbed;
 using testing::Scenario;
-using testing::ScenarioOf;
-using testing::Scenarios;
 using testing::Schedule;
-using testing::ScheduleFinder;
-using verify::Mutant;
+using testing::Subject;
+using testing::Turns;
 using verify::MutantKind;
 using verify::Programs;
-
-// Events from here on are not the planner's.
-constexpr int kFirstOwnEvent = 1000;
 
 // A queue for each context and an operation for each piece, so that each can be held back, and
 // changed, by itself and those of other contexts overtake it, as on a network. The put's own queue
@@ -81,37 +77,16 @@ Program ContextsApart(Program program) {
   return program;
 }
 
-// The programs of a scenario's calls; a reduce-scatter over nodes has one for each bank. Every rank
-// asks for them in this order.
-struct Subject {
-  Scenario scenario;
-  testing::Results expected;
-  std::vector<Programs> variants;
-};
-
-// Shared by the ranks of a run: which variant a rank plans now.
-class Order {
- public:
-  int Next(int rank) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return next_[rank]++;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<int, int> next_;
-};
-
 Subject MakeSubject(const Scenario& scenario) {
   Subject subject{scenario, ExpectedResults(scenario), {}};
   const auto ranks = static_cast<size_t>(scenario.topology.Ranks());
   std::mutex mutex;
-  Order order;
+  Turns turns;
   Disturbance disturbance;
   disturbance.transform = [&](Program program) {
     if (program.lane == Lane::kControl) return program;
     program = ContextsApart(std::move(program));
-    const auto variant = static_cast<size_t>(order.Next(program.rank));
+    const auto variant = static_cast<size_t>(turns.Next(program.rank));
     const std::lock_guard<std::mutex> lock(mutex);
     if (variant >= subject.variants.size()) subject.variants.resize(variant + 1, Programs(ranks));
     subject.variants[variant][static_cast<size_t>(program.rank)] =
@@ -127,104 +102,17 @@ const Subject& SubjectOf(const std::string& name) {
   static std::map<std::string, Subject> subjects;
   const auto found = subjects.find(name);
   if (found != subjects.end()) return found->second;
-  return subjects.emplace(name, MakeSubject(ScenarioOf(name))).first->second;
-}
-
-// The same mistake in every variant of the program, and the schedules that might bring it out.
-struct Fault {
-  MutantKind kind{};
-  std::string description;
-  std::vector<std::vector<Program>> programs;  // by variant: those that replace their ranks'
-  std::vector<Schedule> schedules;
-};
-
-// The rank with the fault.
-constexpr int kFaulty = 1;
-
-// The operations that did not wait for what they should have, by their place in the original.
-std::vector<size_t> Relaxed(const Program& original, const Mutant& mutant) {
-  switch (mutant.kind) {
-    case MutantKind::kDroppedWait:
-    case MutantKind::kWeakenedWait:
-    case MutantKind::kDroppedAwait:
-    case MutantKind::kDroppedPair:
-      return {static_cast<size_t>(mutant.operation)};
-    case MutantKind::kDuplicatedPut: {
-      // The target's next wait on the counter ends before the last put to it has come.
-      const auto first = static_cast<size_t>(mutant.operation);
-      const Operation& put = original.operations[first];
-      size_t last = first;
-      for (size_t i = first; i < original.operations.size(); ++i) {
-        const Operation& op = original.operations[i];
-        const bool same = op.kind == OpKind::kPut && op.peer == put.peer &&
-                          op.puts[0].signal == put.puts[0].signal &&
-                          op.puts[0].signal_index == put.puts[0].signal_index;
-        if (same) last = i;
-      }
-      return {first, last};
-    }
-    case MutantKind::kMissingCompletionFence:
-    case MutantKind::kEarlyOutboxReuse:
-    case MutantKind::kEarlyInboxReuse: {
-      std::vector<size_t> dropped;
-      const std::vector<Operation>& rest = mutant.programs[0].operations;
-      for (size_t i = 0; i < original.operations.size(); ++i) {
-        const size_t at = i - dropped.size();
-        const bool kept = at < rest.size() && ToString(original, original.operations[i]) ==
-                                                  ToString(original, rest[at]);
-        if (!kept) dropped.push_back(i);
-      }
-      return dropped;
-    }
-    default:
-      return {};
-  }
-}
-
-std::vector<Schedule> Schedules(const Programs& programs, const Mutant& mutant) {
-  ScheduleFinder finder(programs);
-  for (const size_t index : Relaxed(*programs[kFaulty], mutant)) finder.Add(kFaulty, index);
-  // What has been signalled too often lets the target go on without this rank.
-  if (mutant.kind == MutantKind::kDuplicatedPut) finder.AddLate(kFaulty);
-  return finder.Schedules();
-}
-
-std::vector<Fault> MakeFaults(const Subject& subject, MutantKind kind) {
-  std::vector<Fault> faults;
-  for (const Programs& programs : subject.variants) {
-    std::vector<Mutant> mutants = MakeMutants(kind, programs, kFaulty);
-    std::erase_if(mutants, [&](const Mutant& mutant) {
-      return mutant.operation >= 0 &&
-             programs[kFaulty]->operations[static_cast<size_t>(mutant.operation)].event.index >=
-                 kFirstOwnEvent;
-    });
-    EXPECT_TRUE(faults.empty() || faults.size() == mutants.size());
-    faults.resize(std::max(faults.size(), mutants.size()));
-    for (size_t i = 0; i < mutants.size(); ++i) {
-      Fault& fault = faults[i];
-      if (fault.programs.empty()) {
-        fault.kind = kind;
-        fault.description = mutants[i].description;
-        fault.schedules = Schedules(programs, mutants[i]);
-      }
-      fault.programs.push_back(mutants[i].programs);
-    }
-  }
-  return faults;
-}
-
-bool Loses(MutantKind kind) {
-  return kind == MutantKind::kLostSignal || kind == MutantKind::kLostCredit;
+  return subjects.emplace(name, MakeSubject(testing::ScenarioOf(name))).first->second;
 }
 
 Outcome Inject(const Subject& subject, const Fault& fault, const Schedule& schedule,
                std::chrono::nanoseconds quiet) {
-  Order order;
+  Turns turns;
   Adversary adversary(schedule, subject.scenario.topology.Ranks(), quiet);
   Disturbance disturbance;
   disturbance.transform = [&](Program program) {
     if (program.lane == Lane::kControl) return program;
-    const auto variant = static_cast<size_t>(order.Next(program.rank));
+    const auto variant = static_cast<size_t>(turns.Next(program.rank));
     for (const Program& mutant : fault.programs.at(variant)) {
       if (mutant.rank == program.rank) return mutant;
     }
@@ -236,7 +124,7 @@ Outcome Inject(const Subject& subject, const Fault& fault, const Schedule& sched
   disturbance.enter = [&](int rank, int) { adversary.Enter(rank); };
   disturbance.differ = [&] { adversary.Stop(); };  // detected
   // Only a lost signal makes anybody wait in vain.
-  if (Loses(fault.kind)) disturbance.timeout = std::chrono::milliseconds(300);
+  if (testing::Loses(fault.kind)) disturbance.timeout = std::chrono::milliseconds(300);
   return RunDisturbed(subject.scenario, subject.expected, disturbance);
 }
 
@@ -255,85 +143,13 @@ bool Detected(const Subject& subject, const Fault& fault, std::chrono::milliseco
   for (const Schedule& schedule : fault.schedules) {
     const Outcome outcome = Inject(subject, fault, schedule, quiet);
     if (outcome.clean()) continue;
-    if (Loses(fault.kind)) ExpectNamed(outcome, subject.scenario.name);
+    if (testing::Loses(fault.kind)) ExpectNamed(outcome, subject.scenario.name);
     return true;
   }
   return false;
 }
 
-// Compares the faults that were not detected with the table.
-class Masks {
- public:
-  Masks(const std::string& scenario, MutantKind kind) {
-    for (MaskedFaults& row : testing::MaskedTable()) {
-      if (!row.scenario.empty() && row.scenario != scenario) continue;
-      for (const auto& [of, count] : row.counts) {
-        if (of == kind && count != 0) left_.emplace_back(row.operation, count);
-      }
-    }
-  }
-  // Takes one from the row that the fault belongs to; false if no row has room for it.
-  bool Take(const Fault& fault) {
-    for (auto& [operation, count] : left_) {
-      if (count == 0 || fault.description.find(operation) == std::string::npos) continue;
-      if (count > 0) --count;
-      return true;
-    }
-    return false;
-  }
-  // Masked faults that were detected after all.
-  std::string Untaken() const {
-    std::string rows;
-    for (const auto& [operation, count] : left_) {
-      if (count > 0) rows += operation + ", " + std::to_string(count) + "; ";
-    }
-    return rows;
-  }
-
- private:
-  std::vector<std::pair<std::string, int>> left_;
-};
-
-// The programs as planned here, to find out which faults there are.
-Programs Planned(const Scenario& scenario) {
-  const int ranks = scenario.topology.Ranks();
-  const GroupLayout layout(scenario.name, scenario.Shapes(), ranks);
-  CommunicatorOptions options = scenario.Options();
-  StagingOptions& staging = options.reduce_scatter.staging;
-  if (staging.slot_bytes == 0) staging.slot_bytes = 1 << 20;
-  ReduceScatterSpec spec;
-  spec.params.resize(layout.params().size());
-  std::iota(spec.params.begin(), spec.params.end(), 0);
-  spec.grad_dtypes = scenario.dtypes();
-  Programs programs;
-  for (int rank = 0; rank < ranks; ++rank) {
-    programs.push_back(std::make_shared<const Program>(
-        scenario.reduces
-            ? PlanReduceScatter(layout, spec, scenario.topology, rank, options.reduce_scatter)
-            : PlanAllGather(layout, scenario.dtypes(), scenario.topology, rank,
-                            options.all_gather)));
-  }
-  return programs;
-}
-
-using Case = std::pair<std::string, MutantKind>;
-
-std::vector<Case> Cases(bool fast) {
-  const std::set<std::string> fast_scenarios = {"gather_2x2_shared", "reduce_2x2_direct"};
-  std::vector<Case> cases;
-  for (const Scenario& scenario : Scenarios()) {
-    if (fast != (fast_scenarios.count(scenario.name) > 0)) continue;
-    const Programs programs = Planned(scenario);
-    for (int k = 0; k < verify::kMutantKinds; ++k) {
-      const auto kind = static_cast<MutantKind>(k);
-      if (kind == MutantKind::kSwappedCalls) continue;  // no program: see SwappedCalls
-      if (!MakeMutants(kind, programs, kFaulty).empty()) cases.emplace_back(scenario.name, kind);
-    }
-  }
-  return cases;
-}
-
-class Mutants : public ::testing::TestWithParam<Case> {};
+class Mutants : public ::testing::TestWithParam<FaultCase> {};
 
 TEST_P(Mutants, AreDetected) {
   const auto& [name, kind] = GetParam();
@@ -341,9 +157,9 @@ TEST_P(Mutants, AreDetected) {
   std::vector<Fault> faults = MakeFaults(subject, kind);
   ASSERT_FALSE(faults.empty());
   // Each costs a deadline: the first, the middle and the last one.
-  if (Loses(kind) && faults.size() > 3)
+  if (testing::Loses(kind) && faults.size() > 3)
     faults = {faults[0], faults[faults.size() / 2], faults.back()};
-  Masks masks(name, kind);
+  testing::Masks masks(testing::MaskedTable(), name, kind);
   for (const Fault& fault : faults) {
     if (Detected(subject, fault, std::chrono::milliseconds(2)) || masks.Take(fault)) continue;
     // The faulty rank may not have got a core in time.
@@ -354,23 +170,17 @@ TEST_P(Mutants, AreDetected) {
   EXPECT_EQ(masks.Untaken(), "") << "masked, but detected";
 }
 
-std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = info.param.first + "_" + Name(info.param.second);
-  for (char& c : name) {
-    if (c == ' ' || c == '-') c = '_';
-  }
-  return name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Fast, Mutants, ::testing::ValuesIn(Cases(true)), CaseName);
-INSTANTIATE_TEST_SUITE_P(Slow, Mutants, ::testing::ValuesIn(Cases(false)), CaseName);
+INSTANTIATE_TEST_SUITE_P(Fast, Mutants, ::testing::ValuesIn(FaultCases(true)),
+                         testing::FaultCaseName);
+INSTANTIATE_TEST_SUITE_P(Slow, Mutants, ::testing::ValuesIn(FaultCases(false)),
+                         testing::FaultCaseName);
 
 // Every kind that the verifier knows is injected somewhere, in more cases than 41.
 TEST(Mutants, OfAllKinds) {
   std::set<MutantKind> kinds = {MutantKind::kSwappedCalls};
-  std::vector<Case> cases = Cases(true);
-  for (const Case& slow : Cases(false)) cases.push_back(slow);
-  for (const Case& one : cases) kinds.insert(one.second);
+  std::vector<FaultCase> cases = FaultCases(true);
+  for (const FaultCase& slow : FaultCases(false)) cases.push_back(slow);
+  for (const FaultCase& one : cases) kinds.insert(one.second);
   EXPECT_EQ(kinds.size(), static_cast<size_t>(verify::kMutantKinds));
   EXPECT_GT(cases.size(), 41U);
 }

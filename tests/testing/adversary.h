@@ -52,7 +52,7 @@ class ScheduleFinder {
     if (op.kind == OpKind::kWait) {
       Producer(rank, op);
     } else if (op.kind == OpKind::kAwait) {
-      Recorder(rank, op.event);
+      op.event.kind == EventKind::kReady ? AddLate(rank) : Recorder(rank, op.event);
     } else {
       Hold(rank, index);
     }

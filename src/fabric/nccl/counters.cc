@@ -1,5 +1,6 @@
 #include "fabric/nccl/counters.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "tide/error.h"
@@ -38,7 +39,9 @@ uint64_t Counters::Raise(Lane lane, const Counter& counter, int peer) {
 }
 
 uint64_t Counters::Target(Lane lane, const Counter& counter, int64_t value) const {
-  return bases_[Index(lane, counter)] + static_cast<uint64_t>(value);
+  // A wait for what lies before the first call is over.
+  const int64_t target = static_cast<int64_t>(bases_[Index(lane, counter)]) + value;
+  return static_cast<uint64_t>(std::max<int64_t>(target, 0));
 }
 
 uint64_t Counters::Ask(Lane lane, const Counter& counter, uint64_t target) {

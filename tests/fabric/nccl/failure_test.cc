@@ -214,7 +214,10 @@ class StalledPeer : public ::testing::TestWithParam<std::pair<int, int>> {
 TEST_P(StalledPeer, EndsTheSetUp) {
   const auto world = std::make_shared<FakeWorld>(2, 1, Order::kStreams);
   world->Freeze(1);
-  const auto outcomes = Outcomes(2, [&](Bootstrap& bootstrap) { MakeFabric(world, bootstrap); });
+  const auto outcomes = Outcomes(2, [&](Bootstrap& bootstrap) {
+    const testing::ExpectAbandoned expect;
+    MakeFabric(world, bootstrap);
+  });
   ExpectAll(outcomes, ErrorCode::kTimeout, std::string("barrier ") + kAdvice);
   EXPECT_FALSE(world->ended_busy());
   world->Abandon();

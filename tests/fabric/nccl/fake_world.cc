@@ -72,14 +72,21 @@ FakeWorld::Queue* FakeWorld::Choose() {
 
 void FakeWorld::RunPart(Queue* queue) {
   Operation& head = queue->operations.front();
-  queue->started = true;
+  if (!queue->started) {
+    queue->started = true;
+    queue->one_by_one = random_() % 2 == 0;
+    queue->line = head.lines.size();
+  }
   if (!head.lines.empty()) {
-    const size_t line = random_() % head.lines.size();
+    const bool goes_on = queue->one_by_one && queue->line < head.lines.size();
+    const size_t line = goes_on ? queue->line : random_() % head.lines.size();
+    queue->line = line;
     head.lines[line].front()();
     head.lines[line].pop_front();
     if (head.lines[line].empty()) {
       std::swap(head.lines[line], head.lines.back());
       head.lines.pop_back();
+      queue->line = head.lines.size();
     }
   }
   if (head.lines.size() == 1 && random_() % 2 == 0) {

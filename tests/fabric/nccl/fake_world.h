@@ -68,6 +68,8 @@ class FakeWorld {
     std::deque<Operation> operations;
     int rank = 0;
     bool started = false;     // the first operation
+    bool one_by_one = false;  // it runs its lines one after the other, this one now
+    size_t line = 0;
     uint64_t held_until = 0;  // step
   };
 

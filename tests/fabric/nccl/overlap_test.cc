@@ -95,7 +95,7 @@ TEST(Overlapping, ShowsWhatTheCallerDoesNotOrder) {
   const TrainedModel model(topology, 1);
   for (const char* event : {"updated", "gathered", "vacated", "gradients", "reduced"}) {
     bool seen = false;
-    for (unsigned seed = 0; seed < 50 && !seen; ++seed) {
+    for (unsigned seed = 0; seed < 1000 && !seen; ++seed) {
       const Trained trained = Train(model, topology, seed, Order::kStreams, {}, event);
       EXPECT_TRUE(trained.ended) << event;
       seen = !trained.differences.empty();
