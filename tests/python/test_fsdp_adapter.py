@@ -382,7 +382,7 @@ def report(context: Context) -> None:
     assert "the outbox between nodes is partial" in str(shown) and "2 ranks" in str(shown)
     memory = shown.as_dict()["memory"]
     assert memory["landing"] > 0 and memory["staging"] > 0 and memory["inbox"] == 0
-    assert "; a rank: staging " in str(shown)
+    assert "\ntemporary regions a rank: staging " in str(shown)
 
 
 def test_report(ranks: Ranks) -> None:

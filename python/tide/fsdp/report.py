@@ -64,8 +64,9 @@ class Report:
             rows.append([*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"])
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
         landing = format_bytes(self.memory["landing"])
-        memory = f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"
+        memory = [f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"]
         regions = [(name, self.memory[name]) for name in _REGIONS if self.memory.get(name)]
         if regions:
-            memory += "; a rank: " + ", ".join(f"{n} {format_bytes(size)}" for n, size in regions)
-        return "\n".join([title, format_table(header, rows), memory, *self.notes])
+            sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in regions)
+            memory.append(f"temporary regions a rank: {sizes}")
+        return "\n".join([title, format_table(header, rows), *memory, *self.notes])
