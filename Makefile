@@ -80,6 +80,8 @@ bench: build  ## compile and run the C++ micro-benchmarks, print the table of th
 	@[ ! -f python/tide/bench/__main__.py ] || $(PY) -m tide.bench
 
 demo: module $(BUILD)/torch_storage.stamp  ## train a small model with and without TIDE; RANKS= STEPS= MODE= NODES= DEVICE=
+	@if [ '$(DEVICE)' != cpu ] && nvidia-smi -L >/dev/null 2>&1; then \
+		.venv/bin/tide nccl install --missing || true; fi
 	@$(PY) -m tide.bench.demo $(if $(RANKS),--ranks $(RANKS)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(MODE),--mode $(MODE)) $(if $(NODES),--nodes $(NODES)) $(if $(DEVICE),--device $(DEVICE))
 

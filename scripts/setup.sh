@@ -97,14 +97,21 @@ has_nvcc() {
   return 1
 }
 
+has_gpu() { nvidia-smi -L >/dev/null 2>&1; }
+
+# AUTO installs nvcc where there is a GPU to use, and does without where that fails.
 install_cuda() {
-  if [ "${CUDA:-AUTO}" != ON ] || has_nvcc; then
+  local cuda="${CUDA:-AUTO}"
+  if [ "$cuda" = OFF ] || has_nvcc || { [ "$cuda" = AUTO ] && ! has_gpu; }; then
     return
   fi
   echo "setup: installing scripts/requirements-cuda.txt"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -r scripts/requirements-cuda.txt ||
-    die "pip could not install nvcc; install the CUDA toolkit 12.1 or newer, or set CUDA=OFF"
+  if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -r scripts/requirements-cuda.txt; then
+    local advice="pip could not install nvcc; install the CUDA toolkit 12.1 or newer"
+    [ "$cuda" = AUTO ] || die "$advice, or set CUDA=OFF"
+    echo "setup: $advice; the CUDA part is left out" >&2
+  fi
 }
 
 # Headers for the nccl fabric (cmake/TideNccl.cmake). The library in the wheel is not needed here.

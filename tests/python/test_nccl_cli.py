@@ -33,6 +33,18 @@ def test_installs_the_library_of_a_wheel(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["reason"]
 
 
+def test_installs_nothing_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDE_CACHE", str(tmp_path))
+    wheel = _wheel(tmp_path / "nccl.whl", "nvidia/nccl/lib/libnccl.so.2")
+    arguments = ["nccl", "install", "--missing", "--wheel", str(wheel)]
+    monkeypatch.setattr(_core, "nccl", lambda: {"reason": ""})
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert not (tmp_path / "nccl").exists()
+    monkeypatch.setattr(_core, "nccl", lambda: {"reason": "expected NCCL 2.31.2 or newer"})
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (tmp_path / "nccl" / "libnccl.so.2").is_file()
+
+
 @pytest.mark.parametrize("content", ["another wheel", "no wheel"])
 def test_refuses_other_files(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "cache"))

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from tide import _core
 from tide.bench.terminal import make_console
 from tide.fsdp import settings
 
@@ -73,9 +74,14 @@ def install(
     wheel: Annotated[
         Path | None, typer.Option(help="use this wheel of nvidia-nccl-cu13, download nothing")
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="do nothing if TIDE finds a usable NCCL")
+    ] = False,
 ) -> None:
     """Downloads NCCL (about 300 MB) into TIDE's folder."""
     console = make_console(stderr=True)
+    if missing and not _core.nccl()["reason"]:
+        return
     try:
         with tempfile.TemporaryDirectory() as downloads:
             if wheel is None:
