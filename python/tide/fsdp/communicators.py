@@ -183,6 +183,8 @@ class Channel:
         kept = []
         for slot in self._retired:
             if (slot.segment_id, slot.offset) in everywhere:
+                if self.device.type == "cuda":  # kernels that read it may still be under way
+                    slot.vacate_after(torch.cuda.current_stream(self.device))
                 self.give(slot)
             else:
                 kept.append(slot)
