@@ -20,7 +20,7 @@ from rich.console import Console
 from tide.bench import demo_gpu, demo_place, demo_report, demo_worker
 from tide.bench.demo_place import CPU_RANKS, CPU_SIZES, DEVICES, GPU_SIZES, Gpus, Place
 from tide.bench.demo_worker import WARM_UP_STEPS, DemoConfig, MemoryConfig, Step, Training
-from tide.bench.launch import launch
+from tide.bench.launch import LaunchError, launch
 from tide.bench.terminal import make_console, make_progress
 from tide.bench.text import load_text
 
@@ -128,7 +128,10 @@ def _compare(options: argparse.Namespace, place: Place, console: Console) -> Non
     sizes = {name: getattr(options, name) for name in _SIZES}
     demo_place.require_room(place, sizes)
     # Rank 0 of GPUs writes there.
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--out: expected a folder that can be made, got {error}") from None
     config = DemoConfig(
         steps=options.steps,
         mode=options.mode,

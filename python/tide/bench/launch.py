@@ -187,6 +187,16 @@ def launch(
             _stop(processes)
 
 
+def check_output(file: Path | None) -> None:
+    """Raises ValueError, before anything is measured, if the file can't be written."""
+    if file is None:
+        return
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"--json: expected an existing folder, got {file.parent}")
+    if file.is_dir():
+        raise ValueError(f"--json: expected a file, got the folder {file}")
+
+
 def available_bytes() -> int | None:
     """Memory that new processes can use (MemAvailable), or None where the system does not say."""
     try:

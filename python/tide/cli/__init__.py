@@ -80,10 +80,11 @@ def _measure(
     body: Callable[[Callable[[Any], None]], dict[str, Any]],
 ) -> None:
     """Runs a bench with a progress bar on stderr, prints its row and writes it to the file."""
-    from tide.bench.launch import LaunchError
+    from tide.bench.launch import LaunchError, check_output
 
     console = make_console(stderr=True)
     try:
+        check_output(json_file)
         with make_progress(console) as progress:
             task = progress.add_task(title, total=rounds)
             row = body(lambda _: progress.advance(task))
@@ -212,16 +213,16 @@ def plot(
     try:
         for file in files:
             print(plots.draw(file))
-    except (ImportError, ValueError) as error:
-        make_console(stderr=True).print(f"plot: {error}", markup=False, highlight=False)
+    except (ImportError, ValueError, KeyError) as error:
+        make_console(stderr=True).print(f"plot: {file}: {error}", markup=False, highlight=False)
         raise typer.Exit(1) from None
 
 
 @bench.command("mlp")
 def mlp(
     ranks: Ranks = 4,
-    blocks: int = 4,
-    width: int = 512,
+    blocks: Annotated[int, typer.Option(min=1, help="blocks of the model")] = 4,
+    width: Annotated[int, typer.Option(min=1, help="width of the model")] = 512,
     rounds: Rounds = 10,
     json_file: JsonFile = None,
 ) -> None:

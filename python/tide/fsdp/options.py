@@ -12,7 +12,8 @@ _MOST_SECONDS = 1e9  # 31 years; the core counts nanoseconds in 64 bits
 
 
 def _is_timeout(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 < value <= _MOST_SECONDS
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value <= _MOST_SECONDS
 
 
 def _is_count(value: object) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tide.bench.gpu import collectives, interference, machine, report, sm_time, train
+from tide.bench.launch import check_output
 
 PRESET = "llama70b-layer"
 
@@ -65,8 +66,7 @@ def run(name: str, request: Request) -> list[dict[str, Any]]:
         LaunchError: no GPU, or a rank failed.
     """
     file = request.json_file
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ValueError(f"--json: expected an existing folder, got {file.parent}")
+    check_output(file)
     print(f"{name}, {request.preset} ...", file=sys.stderr, flush=True)
     rows = COMMANDS[name](request)()
     print(report.as_text(rows), flush=True)
