@@ -176,6 +176,7 @@ def one_rank_fails(context: Context) -> None:
     assert error.code == "invalid_argument" and "rank 1" in str(error) and "nonsense" in str(error)
     nonsense = (
         ("timeout", "5"),
+        ("timeout", True),
         ("timeout", 1e10),
         ("nodes", 2**31),
         ("nodes", torch.tensor(2)),
