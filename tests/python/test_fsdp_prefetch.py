@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fsdp_models as fm
+import pytest
 import tide
 import torch
 from spawn import Context, RankGroup
@@ -96,5 +97,6 @@ def test_order_of_enqueues(ranks: Ranks) -> None:
     ranks(2).run(order, 1)
 
 
+@pytest.mark.slow
 def test_order_of_enqueues_on_two_nodes(ranks: Ranks) -> None:
     ranks(4).run(order, 2)

@@ -232,7 +232,7 @@ def _endless_collectives(comm: Any, pipe: Connection) -> None:
 
 
 # Rank 2 shares a node with 3 and a rail with 0; rank 1 can only hear of it.
-@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_killed_rank_is_named_on_all_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
