@@ -28,6 +28,13 @@ constexpr int CountersBefore(int kind) {
 }
 constexpr size_t kCountersPerProducer = CountersBefore(kCounterKinds);
 
+// The same clock for all processes of the machine.
+int64_t SteadyNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 }  // namespace
 
 size_t CountersPerPage(const Topology& topology) {
@@ -56,6 +63,16 @@ size_t ControlPage::CounterIndex(Lane lane, Counter counter) const {
   return table * kCountersPerProducer +
          static_cast<size_t>(CountersBefore(static_cast<int>(counter.kind))) +
          static_cast<size_t>(counter.index);
+}
+
+void ControlPage::Await(int rank) const {
+  header_->awaited.store(rank + 1, std::memory_order_relaxed);
+  header_->awaited_at.store(SteadyNs(), std::memory_order_relaxed);
+}
+
+int ControlPage::Awaited(std::chrono::nanoseconds max_age) const {
+  const int64_t age = SteadyNs() - header_->awaited_at.load(std::memory_order_relaxed);
+  return age > max_age.count() ? -1 : header_->awaited.load(std::memory_order_relaxed) - 1;
 }
 
 void ControlPage::Ring() const {

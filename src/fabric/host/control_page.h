@@ -7,6 +7,7 @@
 #define TIDE_FABRIC_HOST_CONTROL_PAGE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -32,6 +33,7 @@ struct ControlHeader {
   alignas(64) std::atomic<uint64_t> last_sequence;  // newest call that the owner entered
   CallIdentity calls[kCallRing];                    // by sequence mod kCallRing
   alignas(64) std::atomic<int32_t> awaited;         // 1 + whom the owner waits for, or 0
+  std::atomic<int64_t> awaited_at;                  // when it last said so: steady clock, ns
   alignas(64) std::atomic<uint32_t> failed;         // release after the fields below
   int32_t failed_code;
   int32_t failed_peer;
@@ -63,10 +65,11 @@ class ControlPage {
   // before it tries the conditions that it may sleep for.
   void Sleep(uint32_t seen, int64_t max_ns) const;
 
-  // Whom the owner waits for in the end, for the reports of others; -1: nobody. A hint: it may be
-  // out of date.
-  void Await(int rank) const { header_->awaited.store(rank + 1, std::memory_order_relaxed); }
-  int Awaited() const { return header_->awaited.load(std::memory_order_relaxed) - 1; }
+  // Whom the owner waits for in the end, for the reports of others. It says so again and again: one
+  // that has not for `max_age` no longer runs, and what it said last proves nothing. Awaited is -1
+  // then, and where it waits for nobody. A hint: the two fields are not read as one.
+  void Await(int rank) const;
+  int Awaited(std::chrono::nanoseconds max_age) const;
 
   // Publishes why the owner has given up; the first words stay.
   void Fail(const Error& error) const;

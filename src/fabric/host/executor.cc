@@ -18,6 +18,10 @@ constexpr int64_t kMulticastBlockBytes = 256 * 1024;
 constexpr int kYieldsBeforeSleep = 50;
 // A bound on each sleep; a lost wake-up would cost this much, not a hang.
 constexpr int64_t kMaxSleepNs = 100'000'000;
+// A rank that waits wakes at least this often within its timeout, to say whom it waits for; it is
+// believed until it has missed several times.
+constexpr int kSleepsATimeout = 8;
+constexpr int kMissedSleeps = 4;
 
 double Seconds(std::chrono::steady_clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
@@ -291,7 +295,12 @@ void Executor::Pause(const Call& call, const Operation& blocked, uint32_t seen, 
   if (left.count() <= 0) ThrowTimeout(call, blocked);
   check_interrupt_();
   pages_[static_cast<size_t>(rank_)].Await(Culprit(blocked.counter.producer));
-  pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min<int64_t>(left.count(), kMaxSleepNs));
+  pages_[static_cast<size_t>(rank_)].Sleep(seen, std::min(left, LongestSleep()).count());
+}
+
+std::chrono::nanoseconds Executor::LongestSleep() const {
+  return std::min<std::chrono::nanoseconds>(timeout_ / kSleepsATimeout,
+                                            std::chrono::nanoseconds(kMaxSleepNs));
 }
 
 void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) const {
@@ -313,7 +322,8 @@ void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) cons
 // Every rank publishes its answer before it sleeps and again when it wakes, so that the name
 // travels to ranks that don't share a page with its owner.
 int Executor::Culprit(int producer) const {
-  const int next = pages_[static_cast<size_t>(producer)].Awaited();
+  const auto believed = kMissedSleeps * LongestSleep();
+  const int next = pages_[static_cast<size_t>(producer)].Awaited(believed);
   return next >= 0 && next != rank_ ? next : producer;
 }
 

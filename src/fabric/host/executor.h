@@ -69,6 +69,7 @@ class Executor {
              Clock::time_point deadline) const;
   // Whom this rank waits for in the end: `producer`, or the rank for which that one waits.
   int Culprit(int producer) const;
+  std::chrono::nanoseconds LongestSleep() const;
   [[noreturn]] void ThrowTimeout(const Call& call, const Operation& blocked) const;
   void ThrowIfPointless(const Call& call, const Operation& blocked) const;
 
