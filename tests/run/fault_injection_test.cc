@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -35,7 +34,6 @@ using testing::Schedule;
 using testing::Subject;
 using testing::Turns;
 using verify::MutantKind;
-using verify::Programs;
 
 // A queue for each context and an operation for each piece, so that each can be held back, and
 // changed, by itself and those of other contexts overtake it, as on a network. The put's own queue
@@ -79,7 +77,6 @@ Program ContextsApart(Program program) {
 
 Subject MakeSubject(const Scenario& scenario) {
   Subject subject{scenario, ExpectedResults(scenario), {}};
-  const auto ranks = static_cast<size_t>(scenario.topology.Ranks());
   std::mutex mutex;
   Turns turns;
   Disturbance disturbance;
@@ -88,21 +85,12 @@ Subject MakeSubject(const Scenario& scenario) {
     program = ContextsApart(std::move(program));
     const auto variant = static_cast<size_t>(turns.Next(program.rank));
     const std::lock_guard<std::mutex> lock(mutex);
-    if (variant >= subject.variants.size()) subject.variants.resize(variant + 1, Programs(ranks));
-    subject.variants[variant][static_cast<size_t>(program.rank)] =
-        std::make_shared<const Program>(program);
+    subject.Record(variant, program);
     return program;
   };
   const Outcome outcome = RunDisturbed(scenario, subject.expected, disturbance);
   EXPECT_TRUE(outcome.clean()) << outcome.Text();
   return subject;
-}
-
-const Subject& SubjectOf(const std::string& name) {
-  static std::map<std::string, Subject> subjects;
-  const auto found = subjects.find(name);
-  if (found != subjects.end()) return found->second;
-  return subjects.emplace(name, MakeSubject(testing::ScenarioOf(name))).first->second;
 }
 
 Outcome Inject(const Subject& subject, const Fault& fault, const Schedule& schedule,
@@ -153,7 +141,7 @@ class Mutants : public ::testing::TestWithParam<FaultCase> {};
 
 TEST_P(Mutants, AreDetected) {
   const auto& [name, kind] = GetParam();
-  const Subject& subject = SubjectOf(name);
+  const Subject& subject = testing::SubjectOf(name, MakeSubject);
   std::vector<Fault> faults = MakeFaults(subject, kind);
   ASSERT_FALSE(faults.empty());
   // Each costs a deadline: the first, the middle and the last one.

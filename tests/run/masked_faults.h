@@ -3,11 +3,10 @@
 #ifndef TIDE_TESTS_RUN_MASKED_FAULTS_H_
 #define TIDE_TESTS_RUN_MASKED_FAULTS_H_
 
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "verify/mutants.h"
+#include "testing/masked_faults.h"
 
 namespace tide::testing {
 
@@ -23,23 +22,7 @@ enum class Why {
   kNeverStale,  // no call of this lane ever writes to the blocks that are cleared
 };
 
-// Undetected mutants of a scenario (empty: of any) whose description contains `operation`.
-struct MaskedFaults {
-  std::string scenario;
-  std::string operation;
-  Why why;
-  std::vector<std::pair<verify::MutantKind, int>> counts;
-};
-
-inline constexpr int kEvery = -1;  // all that match
-
-inline std::vector<std::pair<verify::MutantKind, int>> Waits(int dropped, int weakened, int pairs) {
-  return {{verify::MutantKind::kDroppedWait, dropped},
-          {verify::MutantKind::kWeakenedWait, weakened},
-          {verify::MutantKind::kDroppedPair, pairs}};
-}
-
-inline std::vector<MaskedFaults> MaskedTable() {
+inline std::vector<MaskedFaults<Why>> MaskedTable() {
   using Kind = verify::MutantKind;
   return {
       {"", "await     ready", Why::kReady, {{Kind::kDroppedAwait, kEvery}}},

@@ -32,7 +32,22 @@ struct Subject {
   Scenario scenario;
   Results expected;
   std::vector<verify::Programs> variants;
+
+  // Notes what the program's rank runs as this variant. One thread at a time.
+  void Record(size_t variant, const Program& program) {
+    const auto ranks = static_cast<size_t>(scenario.topology.Ranks());
+    if (variant >= variants.size()) variants.resize(variant + 1, verify::Programs(ranks));
+    variants[variant][static_cast<size_t>(program.rank)] = std::make_shared<const Program>(program);
+  }
 };
+
+// The subject of a scenario, made once: that takes a run without faults.
+inline const Subject& SubjectOf(const std::string& name, Subject (*make)(const Scenario&)) {
+  static std::map<std::string, Subject> subjects;
+  const auto found = subjects.find(name);
+  if (found != subjects.end()) return found->second;
+  return subjects.emplace(name, make(ScenarioOf(name))).first->second;
+}
 
 // Shared by the ranks of a run: which variant a rank plans now.
 class Turns {

@@ -2,11 +2,6 @@
 // for ever, unless the table of masked faults says why streams can't show it.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,32 +23,21 @@ using testing::Schedule;
 using testing::Subject;
 using testing::Turns;
 using verify::MutantKind;
-using verify::Programs;
 
 // The programs of a scenario, from a run without faults.
 Subject MakeSubject(const Scenario& scenario) {
   Subject subject{scenario, ExpectedResults(scenario), {}};
-  const auto ranks = static_cast<size_t>(scenario.topology.Ranks());
   Turns turns;
   FaultRun run;
   run.transform = [&](Program program) {
     if (program.lane == Lane::kControl) return program;
     const auto variant = static_cast<size_t>(turns.Next(program.rank));
-    if (variant >= subject.variants.size()) subject.variants.resize(variant + 1, Programs(ranks));
-    subject.variants[variant][static_cast<size_t>(program.rank)] =
-        std::make_shared<const Program>(program);
+    subject.Record(variant, program);
     return program;
   };
   const FaultOutcome outcome = RunFaulty(scenario, subject.expected, run);
   EXPECT_TRUE(outcome.clean()) << outcome.Text();
   return subject;
-}
-
-const Subject& SubjectOf(const std::string& name) {
-  static std::map<std::string, Subject> subjects;
-  const auto found = subjects.find(name);
-  if (found != subjects.end()) return found->second;
-  return subjects.emplace(name, MakeSubject(testing::ScenarioOf(name))).first->second;
 }
 
 FaultOutcome Inject(const Subject& subject, const Fault& fault, const Schedule& schedule,
@@ -108,7 +92,7 @@ class NcclMutants : public ::testing::TestWithParam<FaultCase> {};
 
 TEST_P(NcclMutants, AreDetected) {
   const auto& [name, kind] = GetParam();
-  const Subject& subject = SubjectOf(name);
+  const Subject& subject = testing::SubjectOf(name, MakeSubject);
   const std::vector<Fault> faults = MakeFaults(subject, kind);
   ASSERT_FALSE(faults.empty());
   testing::Masks masks(testing::NcclMaskedTable(), name, kind);
