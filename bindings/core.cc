@@ -19,6 +19,7 @@
 #include "layout/format_bytes.h"
 #include "nccl.h"
 #include "plan.h"
+#include "signals.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
 #include "tide/error.h"
@@ -115,12 +116,6 @@ void ReleaseLease(void* context) { delete static_cast<std::shared_ptr<void>*>(co
 std::pair<uintptr_t, uintptr_t> Lease(const tide::SegmentView& segment) {
   auto* context = new std::shared_ptr<void>(segment.owner);
   return {reinterpret_cast<uintptr_t>(context), reinterpret_cast<uintptr_t>(&ReleaseLease)};
-}
-
-// Raises what a signal handler raises, KeyboardInterrupt above all, out of a wait.
-void CheckSignals() {
-  const nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
 }
 
 // The communicator, closable before its Python object dies.

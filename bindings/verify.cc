@@ -11,6 +11,7 @@
 
 #include "plan.h"
 #include "plan/report_request.h"
+#include "signals.h"
 #include "tide/sizing.h"
 #include "verify/mutate.h"
 #include "verify/sequence.h"
@@ -42,13 +43,6 @@ tide::VerifySetup MakeSetup(const std::string& request) {
 void SplitTransfers(tide::VerifySetup* setup) {
   setup->all_gather.min_stripe_bytes = setup->reduce_scatter.min_stripe_bytes = 64;
   setup->all_gather.head_bytes = 256;
-}
-
-// Raises what a signal handler raises, KeyboardInterrupt above all, out of a proof. Python runs
-// handlers on its main thread alone.
-void CheckSignals() {
-  const nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) nb::raise_python_error();
 }
 
 // `lanes`: "all_gather", "reduce_scatter", "training" (both lanes, overlapping).
