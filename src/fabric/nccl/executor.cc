@@ -81,12 +81,7 @@ EventHandle Executor::Run(const Call& call, const std::shared_ptr<LoweredProgram
   const Lowered& lowered = program->lowered;
   events_ = &lane(program->lane).events;
   ResolveBases(call, lowered);
-  // Kept apart from the caller's events below: those of a watched call are its own.
-  const EventHandle spare_ready = EventOf(kReadyEvent);
-  const EventHandle spare_done = EventOf(kDoneEvent);
   watched_ = watchdog_.Claim();
-  (*events_)[kReadyEvent] = watched_->ready;
-  (*events_)[kDoneEvent] = watched_->done;
   if (call.stream) device_.Record(EventOf(kReadyEvent), *call.stream);
   for (const Command& command : lowered.commands) Issue(call, *program, command);
   counters_.Advance(*call.program);
@@ -94,16 +89,20 @@ EventHandle Executor::Run(const Call& call, const std::shared_ptr<LoweredProgram
     if (lowered.records_read_done) device_.Await(*call.stream, EventOf(kReadDoneEvent));
     device_.Await(*call.stream, EventOf(kDoneEvent));
   }
-  const EventHandle done = EventOf(kDoneEvent);
   watched_->has_ready = call.stream.has_value();
   watched_->lane = program->lane;
   watched_->identity = call.identity;
   watched_->program = program;
   watched_->lowered = &lowered;
   watchdog_.Arm(watched_);
-  (*events_)[kReadyEvent] = spare_ready;
-  (*events_)[kDoneEvent] = spare_done;
-  return done;
+  return EventOf(kDoneEvent);
+}
+
+// Calls of a lane that are under way together share its events, but not the two that are polled.
+EventHandle Executor::EventOf(int event) const {
+  if (event == kReadyEvent) return watched_->ready;
+  if (event == kDoneEvent) return watched_->done;
+  return (*events_)[static_cast<size_t>(event)];
 }
 
 void Executor::Issue(const Call& call, LoweredProgram& program, const Command& command) {

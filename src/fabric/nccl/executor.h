@@ -61,7 +61,7 @@ class Executor {
   void IssueMemoryOps(Lane lane, const Lowered& lowered, const Command& command, Stream stream);
   void IssueSends(const Call& call, const Lowered& lowered, const Command& command, Stream stream);
   void IssueRailWaits(Lane lane, const Lowered& lowered, const Command& command, Stream stream);
-  EventHandle EventOf(int event) const { return (*events_)[static_cast<size_t>(event)]; }
+  EventHandle EventOf(int event) const;
   void* At(const Place& place) const {
     return bases_[static_cast<size_t>(place.base)] + place.offset;
   }
