@@ -202,6 +202,7 @@ class GroupState:
         self.pool: SlotPool | None = None
         self.gid = -1
         self.landing_bytes = 0
+        self.offsets: list[int] = []  # bytes, of each parameter in a landing
         self.gather_dtypes = [CORE_DTYPES.get(layout.dtype, -1) for layout in layouts]
         self.outputs: list[torch.Tensor] = []
         self.landings: LandingSet | None = None
@@ -225,6 +226,7 @@ class GroupState:
         ]
         self.gid = channel.core.register_group(self.name, params)
         self.landing_bytes = channel.core.landing_bytes(self.gid)
+        self.offsets = channel.core.landing_offsets(self.gid)
 
     def need(self) -> tuple[int, list[int], list[int], int]:
         """Returns the group id, what it reduces, and the gradients' and the output's dtypes."""
@@ -262,8 +264,7 @@ class GroupState:
                 return f"the unsharded storage of {layout.name} has another size or dtype"
             tensors.append(tensor)
         try:
-            offsets = self.channel.core.landing_offsets(self.gid)
-            self.landings = LandingSet(tensors, offsets)
+            self.landings = LandingSet(tensors, self.offsets)
         except ValueError as error:
             return str(error)
         self.outputs = tensors

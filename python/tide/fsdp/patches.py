@@ -73,7 +73,7 @@ def untraceable() -> str | None:
     """Returns why a call that is under way can't be TIDE's, whatever it is, or None."""
     if torch.compiler.is_compiling():
         return "compiling"
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "CUDA graph capture"
     return None
 

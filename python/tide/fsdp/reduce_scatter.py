@@ -31,7 +31,6 @@ class _OpenCall(ReduceScatter):
     def __init__(self, state: GroupState, indices: list[int], scale: float) -> None:
         self._state, self._indices, self._scale = state, indices, scale
         self.input: torch.Tensor | None = None
-        self.done = False
         self._grads: list[torch.Tensor] = []
         self._slot: Slot | None = None  # that holds the gradients
 
@@ -59,10 +58,9 @@ class _OpenCall(ReduceScatter):
         if self._slot.vacated is not None:
             stream.wait_event(self._slot.vacated)
         memory = self._slot.bytes()
-        offsets = self._state.channel.core.landing_offsets(self._state.gid)
         moved = []
         for grad, index in zip(self._grads, self._indices, strict=True):
-            there = memory.narrow(0, offsets[index], grad.numel() * grad.itemsize)
+            there = memory.narrow(0, self._state.offsets[index], grad.numel() * grad.itemsize)
             moved.append(there.view(grad.dtype).view(grad.shape))
         torch._foreach_copy_(moved, self._grads)
         self._slot.vacate_after(stream)  # if the call comes to nothing
@@ -103,7 +101,6 @@ class _OpenCall(ReduceScatter):
             input_tensor._tide_gradients = grads
         # On CPUs peers have read them; the memory serves the rest of the backward.
         self._grads = []
-        self.done = True
 
     def close(self) -> None:
         """Drops what an exception may have left; breaks the cycle with the input tensor."""
