@@ -57,6 +57,10 @@ struct CommunicatorOptions {
   std::string nccl_library;
   // kNccl: thread blocks of a sum or a landing. 0: 3/8 of the multiprocessors.
   int sum_ctas = 0;
+  // kNccl: asked first for the memory of a segment: all of one allocation of that library's
+  // ncclMemAlloc, of exactly `bytes`, a multiple of 2 MiB, until the last share of it is gone. Null
+  // leaves the segment to NCCL, an Error(kOutOfMemory) does not. Empty: NCCL alone is asked.
+  std::function<std::shared_ptr<void>(int64_t bytes)> allocate_segment;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).

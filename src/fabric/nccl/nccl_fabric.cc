@@ -33,6 +33,17 @@ void CheckConnections() {
       "for a peer would hold up compute; set it to 32 or leave it unset");
 }
 
+// The caller's memory where it gives some, else NCCL's own.
+AllocateSegment MakeAllocator(const CommunicatorOptions& options,
+                              const std::shared_ptr<NcclLibrary>& library) {
+  return [ask_first = options.allocate_segment, library](int64_t bytes) {
+    std::shared_ptr<void> memory = ask_first ? ask_first(bytes) : nullptr;
+    if (memory != nullptr) return memory;
+    return std::shared_ptr<void>(library->Allocate(bytes),
+                                 [library](void* address) { library->Free(address); });
+  };
+}
+
 }  // namespace
 
 NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
@@ -47,8 +58,8 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     parts_.device->MakeCurrent();
   });
   Connect();
-  segments_ = std::make_unique<Segments>(parts_.library, *parts_.device, communicators_, bootstrap_,
-                                         topology_);
+  segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library), *parts_.device,
+                                         communicators_, bootstrap_, topology_);
   counter_memory_ = segments_->Add(counters_->bytes(), "counters");
   WatchdogOptions watchdog;
   watchdog.timeout = options.timeout;
