@@ -19,6 +19,7 @@
 #include "layout/format_bytes.h"
 #include "nccl.h"
 #include "plan.h"
+#include "python_segments.h"
 #include "signals.h"
 #include "tide/communicator.h"
 #include "tide/config.h"
@@ -122,8 +123,10 @@ std::pair<uintptr_t, uintptr_t> Lease(const tide::SegmentView& segment) {
 class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
-                 const std::string& mode, bool share_segments, tide::FabricKind fabric, int device)
-      : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))) {
+                 const std::string& mode, bool share_segments, tide::FabricKind fabric, int device,
+                 nb::object allocate)
+      : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))),
+        segments_(std::make_unique<PythonSegments>(std::move(allocate))) {
     tide::CommunicatorOptions options = tide::OptionsFromEnvironment(fabric);
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
@@ -131,23 +134,38 @@ class PyCommunicator {
     options.reduce_scatter.mode = tide::ParseMode(mode);
     options.share_segments = share_segments;
     options.device = device;
+    options.allocate_segment = [segments = segments_.get()](int64_t bytes) {
+      return segments->Allocate(bytes);
+    };
     options.check_interrupt = &CheckSignals;
     {
       const nb::gil_scoped_release release;
       communicator_ = MakeCommunicator(*bootstrap_, options);
     }
-    // Only the nccl fabric goes on using it; what Python's callable refers to may be large.
-    if (fabric == tide::FabricKind::kHost) bootstrap_.reset();
+    // Only the nccl fabric goes on using them.
+    if (fabric == tide::FabricKind::kHost) ForgetCallables();
   }
   tide::Communicator& get() {
     if (!communicator_)
       throw tide::Error(tide::ErrorCode::kInvalidArgument, "the communicator is closed");
     return *communicator_;
   }
-  void Close() { communicator_.reset(); }
+  void Close() {
+    communicator_.reset();
+    const nb::gil_scoped_acquire gil;
+    ForgetCallables();
+  }
 
  private:
-  std::unique_ptr<PythonBootstrap> bootstrap_;  // outlives the communicator
+  // What they refer to may hold this object, a cycle that Python can't see, and segments.
+  void ForgetCallables() {
+    bootstrap_.reset();
+    segments_.reset();
+  }
+
+  // Outlive the communicator.
+  std::unique_ptr<PythonBootstrap> bootstrap_;
+  std::unique_ptr<PythonSegments> segments_;
   std::unique_ptr<tide::Communicator> communicator_;
 };
 
@@ -260,10 +278,11 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
       .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool, tide::FabricKind,
-                    int>(),
+                    int, nb::object>(),
            nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
            nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true,
-           nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1)
+           nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1,
+           nb::arg("allocate") = nb::none())
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tide import _core
 from tide.fsdp import settings
 from tide.fsdp.errors import make_error
+from tide.fsdp.segment_memory import SegmentMemory
 from tide.fsdp.slots import align
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Channel:
         self.ranks = dist.get_process_group_ranks(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
+        on_gpu = device.type == "cuda"
+        self.segment_memory = SegmentMemory(device) if on_gpu else None
         self.core = _core.Communicator(
             self.rank,
             self.world,
@@ -115,8 +118,9 @@ class Channel:
             nodes=nodes or 0,
             mode=mode,
             share_segments=self.share_landings,
-            fabric=_core.Fabric.NCCL if device.type == "cuda" else _core.Fabric.HOST,
+            fabric=_core.Fabric.NCCL if on_gpu else _core.Fabric.HOST,
             device=device.index if device.index is not None else -1,
+            allocate=self.segment_memory.allocate if on_gpu else None,
         )
         self._segments: dict[int, Any] = {}
         # (capacity, segment id, offset), and the event after which the range is free; see Slot.
