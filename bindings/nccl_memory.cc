@@ -36,9 +36,9 @@ int64_t NcclAllocationBytes(const void* address) {
 }
 
 // Null is what torch takes for "out of memory": it frees what it keeps unused and asks again.
-extern "C" __attribute__((visibility("default"))) void* tide_nccl_allocate(size_t bytes,
-                                                                           int /*device*/,
-                                                                           void* /*stream*/) {
+extern "C" __attribute__((visibility("default"))) void* TideNcclAllocate(size_t bytes,
+                                                                         int /*device*/,
+                                                                         void* /*stream*/) {
   try {
     Allocations& known = Known();
     void* address = known.library->Allocate(static_cast<int64_t>(bytes));
@@ -50,10 +50,9 @@ extern "C" __attribute__((visibility("default"))) void* tide_nccl_allocate(size_
   }
 }
 
-extern "C" __attribute__((visibility("default"))) void tide_nccl_free(void* address,
-                                                                      size_t /*bytes*/,
-                                                                      int /*device*/,
-                                                                      void* /*stream*/) {
+extern "C" __attribute__((visibility("default"))) void TideNcclFree(void* address, size_t /*bytes*/,
+                                                                    int /*device*/,
+                                                                    void* /*stream*/) {
   Allocations& known = Known();
   {
     const std::lock_guard lock(known.mutex);

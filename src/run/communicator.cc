@@ -369,6 +369,7 @@ const RegionBytes& Communicator::regions() const { return impl_->regions(); }
 const std::string& Communicator::unshared_reason() const {
   return impl_->fabric().unshared_reason();
 }
+int Communicator::aliased_streams() const { return impl_->fabric().aliased_streams(); }
 void Communicator::Reserve(const std::vector<GroupNeed>& needs) { impl_->Reserve(needs); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }
 void Communicator::ReduceScatter(const ReduceScatterCall& call) {

@@ -50,7 +50,7 @@ def registered_by_torch() -> str | None:
 @functools.cache
 def _source() -> torch.cuda.memory.CUDAPluggableAllocator:
     return torch.cuda.memory.CUDAPluggableAllocator(
-        _core.__file__, "tide_nccl_allocate", "tide_nccl_free"
+        _core.__file__, "TideNcclAllocate", "TideNcclFree"
     )
 
 

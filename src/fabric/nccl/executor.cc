@@ -24,7 +24,16 @@ Executor::~Executor() {
     for (const auto& [name, stream] : state.streams) device_.DestroyStream(stream);
     for (const EventHandle event : state.events) device_.DestroyEvent(event);
   }
+  for (const Stream stream : spare_) device_.DestroyStream(stream);
   for (const EventHandle event : ends_) device_.DestroyEvent(event);
+}
+
+// Every stream of a program waits for a peer, be it through an event of another one.
+Stream Executor::TakeStream() {
+  if (spare_.empty()) return device_.CreateStream();
+  const Stream stream = spare_.back();
+  spare_.pop_back();
+  return stream;
 }
 
 std::vector<EventHandle> Executor::MarkEnds() {
@@ -45,7 +54,7 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
   LaneState& state = lane(program.lane);
   for (const std::string& name : prepared->lowered.streams) {
     const auto [found, added] = state.streams.emplace(name, nullptr);
-    if (added) found->second = device_.CreateStream();
+    if (added) found->second = TakeStream();
     prepared->streams.push_back(found->second);
   }
   while (static_cast<int>(state.events.size()) < prepared->lowered.events) {

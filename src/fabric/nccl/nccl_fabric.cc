@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fabric/nccl/agreement.h"
+#include "fabric/nccl/stream_search.h"
 #include "tide/error.h"
 #include "tide/plan.h"
 
@@ -20,6 +21,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kPollPause{20};
+// What the programs of all lanes use; further ones would not be looked at.
+constexpr int kStreamsOfANode = 8;
+constexpr int kStreamsOfNodes = 16;
 // How long the destructor waits for the other ranks to end, too.
 constexpr std::chrono::seconds kLeaveTimeout{10};
 
@@ -122,8 +126,23 @@ void NcclFabric::CheckProperties() const {
   }
 }
 
+// A step, so that a rank whose compute does not come to its end is no riddle to the others.
+void NcclFabric::ChooseStreams() {
+  if (options_.compute_streams.empty()) return;
+  TakeStep(bootstrap_, "choosing streams", "", [&] {
+    const int count = topology_.nodes > 1 ? kStreamsOfNodes : kStreamsOfANode;
+    FoundStreams found =
+        FindStreams(*parts_.device, options_.compute_streams, count, [&](EventHandle event) {
+          WaitFor(event, "what the caller's streams hold", options_.timeout);
+        });
+    executor_->Adopt(std::move(found.streams));
+    aliased_streams_ = found.aliases;
+  });
+}
+
 // First operations set things up, collectively. Every lane's happen here, and end here.
 void NcclFabric::WarmUp() {
+  ChooseStreams();
   for (const Lane lane : {Lane::kControl, Lane::kAllGather, Lane::kReduceScatter}) {
     RunBarrier(lane, options_.timeout);
   }
