@@ -124,7 +124,7 @@ class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
                  const std::string& mode, bool share_segments, tide::FabricKind fabric, int device,
-                 nb::object allocate)
+                 nb::object allocate, const Pointers& compute_streams)
       : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))),
         segments_(std::make_unique<PythonSegments>(std::move(allocate))) {
     tide::CommunicatorOptions options = tide::OptionsFromEnvironment(fabric);
@@ -134,6 +134,9 @@ class PyCommunicator {
     options.reduce_scatter.mode = tide::ParseMode(mode);
     options.share_segments = share_segments;
     options.device = device;
+    for (const uintptr_t stream : compute_streams) {
+      options.compute_streams.push_back(reinterpret_cast<void*>(stream));
+    }
     options.allocate_segment = [segments = segments_.get()](int64_t bytes) {
       return segments->Allocate(bytes);
     };
@@ -278,11 +281,11 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
       .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool, tide::FabricKind,
-                    int, nb::object>(),
+                    int, nb::object, const Pointers&>(),
            nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
            nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true,
            nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1,
-           nb::arg("allocate") = nb::none())
+           nb::arg("allocate") = nb::none(), nb::arg("compute_streams") = Pointers())
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
@@ -297,6 +300,8 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
       .def_prop_ro("regions", &Regions)
       .def_prop_ro("unshared_reason",
                    [](PyCommunicator& self) { return self.get().unshared_reason(); })
+      .def_prop_ro("aliased_streams",
+                   [](PyCommunicator& self) { return self.get().aliased_streams(); })
       .def(
           "reserve",
           [](PyCommunicator& self,

@@ -136,6 +136,7 @@ class Handle:
             )
         unshared = self._unshared_notes()
         notes = [*self._timeout_notes(), *self._node_notes(), *unshared, *self._segment_notes()]
+        notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
         notes += self._mode_notes()
         if not self._enabled:
             notes.append("disabled")

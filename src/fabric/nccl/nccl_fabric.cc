@@ -128,8 +128,8 @@ void NcclFabric::CheckProperties() const {
 
 // A step, so that a rank whose compute does not come to its end is no riddle to the others.
 void NcclFabric::ChooseStreams() {
-  if (options_.compute_streams.empty()) return;
   TakeStep(bootstrap_, "choosing streams", "", [&] {
+    if (options_.compute_streams.empty()) return;
     const int count = topology_.nodes > 1 ? kStreamsOfNodes : kStreamsOfANode;
     FoundStreams found =
         FindStreams(*parts_.device, options_.compute_streams, count, [&](EventHandle event) {
