@@ -49,8 +49,7 @@ class _Torch:
         monkeypatch.setattr(_core, "nccl_allocation_bytes", self._bytes, raising=False)
 
     @contextlib.contextmanager
-    def _use(self, pool: _Pool, device: torch.device) -> Iterator[None]:
-        assert device == _CPU
+    def _use(self, pool: _Pool) -> Iterator[None]:
         self._inside = pool
         yield
         self._inside = None

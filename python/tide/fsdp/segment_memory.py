@@ -88,7 +88,7 @@ class SegmentMemory:
         try:
             with torch.cuda.device(self._device):
                 pool = torch.cuda.MemPool(_source().allocator())
-                with torch.cuda.use_mem_pool(pool, self._device):
+                with torch.cuda.use_mem_pool(pool):
                     # Not a tensor, which torch might fill.
                     memory = torch.UntypedStorage(size, device=self._device)
         except torch.OutOfMemoryError as error:
