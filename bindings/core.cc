@@ -90,8 +90,14 @@ std::optional<void*> ToStream(std::optional<uintptr_t> stream) {
 
 tide::AllGatherCall MakeAllGather(int group, const Pointers& shards,
                                   const std::vector<int>& shard_dtypes, int segment, int64_t offset,
-                                  std::optional<uintptr_t> stream) {
-  return {group, ToPointers(shards), ToDTypes(shard_dtypes), {segment, offset}, ToStream(stream)};
+                                  std::optional<uintptr_t> stream,
+                                  std::optional<uintptr_t> ready_stream) {
+  return {group,
+          ToPointers(shards),
+          ToDTypes(shard_dtypes),
+          {segment, offset},
+          ToStream(stream),
+          ToStream(ready_stream)};
 }
 
 tide::ReduceScatterCall MakeReduceScatter(int group, const std::vector<int>& params,
@@ -240,13 +246,14 @@ void BindAllGather(nb::class_<PyCommunicator>& communicator, const char* name,
       name,
       [run](PyCommunicator& self, int group, const Pointers& shards,
             const std::vector<int>& shard_dtypes, int segment, int64_t offset,
-            std::optional<uintptr_t> stream) {
-        const auto call = MakeAllGather(group, shards, shard_dtypes, segment, offset, stream);
+            std::optional<uintptr_t> stream, std::optional<uintptr_t> ready_stream) {
+        const auto call =
+            MakeAllGather(group, shards, shard_dtypes, segment, offset, stream, ready_stream);
         const nb::gil_scoped_release release;
         (self.get().*run)(call);
       },
       nb::arg("group"), nb::arg("shards"), nb::arg("shard_dtypes"), nb::arg("segment"),
-      nb::arg("offset"), nb::arg("stream") = nb::none());
+      nb::arg("offset"), nb::arg("stream") = nb::none(), nb::arg("ready_stream") = nb::none());
 }
 
 void BindReduceScatter(nb::class_<PyCommunicator>& communicator, const char* name,

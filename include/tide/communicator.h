@@ -115,6 +115,9 @@ struct AllGatherCall {
   // kNccl: the caller's cudaStream_t. The call follows what the stream holds now, precedes what it
   // gets next, and returns at once. Without one the call returns when it is done.
   std::optional<void*> stream = {};
+  // The call follows what this stream holds now, in place of what `stream` holds. Where that holds
+  // an earlier all-gather, the casts of this one run beside its transfers. Needs `stream`.
+  std::optional<void*> ready_stream = {};
 };
 
 struct ReduceScatterCall {

@@ -91,14 +91,14 @@ EventHandle Executor::Run(const Call& call, const std::shared_ptr<LoweredProgram
   events_ = &lane(program->lane).events;
   ResolveBases(call, lowered);
   watched_ = watchdog_.Claim();
-  if (call.stream) device_.Record(EventOf(kReadyEvent), *call.stream);
+  if (call.streams) device_.Record(EventOf(kReadyEvent), call.streams->ready);
   for (const Command& command : lowered.commands) Issue(call, *program, command);
   counters_.Advance(*call.program);
-  if (call.stream) {
-    if (lowered.records_read_done) device_.Await(*call.stream, EventOf(kReadDoneEvent));
-    device_.Await(*call.stream, EventOf(kDoneEvent));
+  if (call.streams) {
+    if (lowered.records_read_done) device_.Await(call.streams->done, EventOf(kReadDoneEvent));
+    device_.Await(call.streams->done, EventOf(kDoneEvent));
   }
-  watched_->has_ready = call.stream.has_value();
+  watched_->has_ready = call.streams.has_value();
   watched_->lane = program->lane;
   watched_->identity = call.identity;
   watched_->program = program;
@@ -140,7 +140,7 @@ void Executor::Issue(const Call& call, LoweredProgram& program, const Command& c
     case CommandKind::kAwait:
       // The caller gives one point in time: it is ready and the gate is open.
       if (command.first == kReadyEvent || command.first == kGateEvent) {
-        if (call.stream) device_.Await(stream, EventOf(kReadyEvent));
+        if (call.streams) device_.Await(stream, EventOf(kReadyEvent));
       } else {
         device_.Await(stream, EventOf(command.first));
       }

@@ -207,7 +207,7 @@ double NcclFabric::Execute(const Call& call, TraceSink* /*trace*/) {
     auto program = std::dynamic_pointer_cast<LoweredProgram>(call.prepared);
     TIDE_CHECK(program != nullptr);
     const EventHandle done = executor_->Run(call, program);
-    if (!call.stream) WaitFor(done, call.identity.text, options_.timeout);
+    if (!call.streams) WaitFor(done, call.identity.text, options_.timeout);
     return 0;
   } catch (...) {
     failed_ = true;
