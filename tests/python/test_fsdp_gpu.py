@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from spawn import Context, RankGroup
 from tide import _core
+from tide.fsdp import communicators, storage
+from tide.fsdp.segment_memory import LEAST
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -217,6 +219,7 @@ def test_a_step_packs_nothing(two_ranks: RankGroup) -> None:
 
 _WIDE = 2048
 _LANDING = 2 * _WIDE * _WIDE * 2  # bytes; more than 10 MiB, so that torch counts it
+_BUSY_CYCLES = 1 << 29  # of the GPU; about a quarter of a second
 
 
 class _Wide(nn.Module):
@@ -249,11 +252,20 @@ def _step(model: nn.Module, rank: int) -> None:
     model.zero_grad()
 
 
+def _grown(before: int, memory: int, when: str) -> None:
+    """Asserts that torch has reserved ``memory`` bytes more than ``before``."""
+    grown = _reserved() - before
+    assert abs(grown - memory) < LEAST, f"{when}: torch has {grown} bytes more, expected {memory}"
+
+
+def _segments(expected: int, when: str) -> None:
+    """Asserts how many segments torch's allocator has out."""
+    found = storage.segment_count()
+    assert found == expected, f"{when}: {found} segments, expected {expected}"
+
+
 def torch_counts_segments(context: Context) -> None:
     """Torch's numbers grow by TIDE's segments, once, and shrink when the communicator ends."""
-    from tide.fsdp import communicators, storage
-    from tide.fsdp.segment_memory import LEAST
-
     torch.cuda.set_device(context.rank)
     mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
     model = _wide_model(mesh)
@@ -267,13 +279,13 @@ def torch_counts_segments(context: Context) -> None:
             memory = channel.segment_memory
             assert memory.reason is None, memory.reason
             counted.append(memory.counted)
-            assert memory.counted >= report.memory["landing"] >= 2 * _LANDING
+            landing = report.memory["landing"]
+            assert memory.counted >= landing >= 2 * _LANDING, (memory.counted, landing, _LANDING)
             assert any("torch's memory accounting has" in note for note in report.notes)
-            assert abs(_reserved() - before - memory.counted) < LEAST
+            _grown(before, memory.counted, "enabled")
             _step(model, context.rank)
-        # Kept for the next enable.
-        assert abs(_reserved() - before - memory.counted) < LEAST
-    assert counted == 3 * counted[:1], "a later enable took more"
+        _grown(before, memory.counted, "kept for the next enable")
+    assert counted == 3 * counted[:1], f"a later enable took more: {counted}"
     with tide.enable(model, mode="in_place", strict=True):
         model[0].unshard()
     landed = model[0].layer.weight
@@ -284,12 +296,16 @@ def torch_counts_segments(context: Context) -> None:
     del handle, channel, memory
     gc.collect()
     assert known() is None, "a cycle holds the communicator and its segments"
-    assert storage.segment_count() == segments + 1, "only the landing is still needed"
+    _segments(segments + 1, "only the landing is still needed")
     assert torch.equal(landed.detach(), expected)
+    # Freed while a kernel that reads it is still to run, as FSDP2 does after every forward.
+    torch.cuda._sleep(_BUSY_CYCLES)
+    late = landed.detach().clone()
     model[0].reshard()
-    assert storage.segment_count() == segments
-    del landed, expected
-    assert abs(_reserved() - before) < LEAST
+    _segments(segments, "the landing was resharded")
+    assert torch.equal(late, expected)
+    del landed, late, expected
+    _grown(before, 0, "all is over")
 
 
 def test_torch_counts_segments(two_ranks: RankGroup) -> None:

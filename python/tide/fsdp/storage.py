@@ -169,10 +169,16 @@ def library() -> ctypes.PyDLL:
 class SlotHold:
     """Counts the storages that lie in one slot, and keeps the slot's segment mapped for them."""
 
+    handle: int | None = None
+
     def __init__(self, lease: tuple[int, int]) -> None:
         """Takes ownership of ``lease``: (context address, address of the release function)."""
         self._library = library()
-        self.handle: int | None = self._library.tide_slot_open(*lease)
+        self.handle = self._library.tide_slot_open(*lease)
+
+    def __del__(self) -> None:
+        """Closes: nobody gives back the slots that are live when their communicator ends."""
+        self.close()
 
     @property
     def live(self) -> int:
