@@ -309,6 +309,8 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
                    [](PyCommunicator& self) { return self.get().unshared_reason(); })
       .def_prop_ro("aliased_streams",
                    [](PyCommunicator& self) { return self.get().aliased_streams(); })
+      .def_prop_ro("unicast_reason",
+                   [](PyCommunicator& self) { return self.get().unicast_reason(); })
       .def(
           "reserve",
           [](PyCommunicator& self,

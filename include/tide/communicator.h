@@ -183,6 +183,9 @@ class Communicator {
   // How many of this rank's streams share a hardware queue with compute_streams all the same: no
   // better ones were found.
   int aliased_streams() const;
+  // Why a multicast is a copy to each rank of the node; empty if it is one write to all of them,
+  // through a switch.
+  std::string unicast_reason() const;
   // Temporary regions of this rank as they are reserved now, equal on all ranks; landings are the
   // caller's segments. (Paper, equations 10 to 12.)
   const RegionBytes& regions() const;

@@ -79,9 +79,10 @@ class Fabric {
   virtual int rank() const = 0;
   // Collective. Throws the same Error(kOutOfMemory) on every rank if one of them has no room.
   virtual SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) = 0;
-  // See Communicator, both.
+  // See Communicator, all three.
   virtual const std::string& unshared_reason() const = 0;
   virtual int aliased_streams() const { return 0; }
+  virtual std::string unicast_reason() const { return "only GPUs have multicast"; }
   // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment, and starts
   // at a page if the node shares it.
   virtual void CheckRange(SegmentAddress address, int64_t bytes) const = 0;

@@ -377,6 +377,7 @@ const std::string& Communicator::unshared_reason() const {
   return impl_->fabric().unshared_reason();
 }
 int Communicator::aliased_streams() const { return impl_->fabric().aliased_streams(); }
+std::string Communicator::unicast_reason() const { return impl_->fabric().unicast_reason(); }
 void Communicator::Reserve(const std::vector<GroupNeed>& needs) { impl_->Reserve(needs); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }
 void Communicator::ReduceScatter(const ReduceScatterCall& call) {

@@ -96,4 +96,15 @@ void TakeCapabilityStep(Bootstrap& bootstrap, const std::string& what,
       {bootstrap.rank(), static_cast<int>(failed), "", what});
 }
 
+std::string TakeOptionalStep(Bootstrap& bootstrap, const std::string& what,
+                             const std::function<void()>& step) {
+  try {
+    TakeCapabilityStep(bootstrap, what, step);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return error.what();
+  }
+  return "";
+}
+
 }  // namespace tide::nccl

@@ -21,6 +21,11 @@ void TakeStep(Bootstrap& bootstrap, const std::string& what, const std::string& 
 void TakeCapabilityStep(Bootstrap& bootstrap, const std::string& what,
                         const std::function<void()>& step);
 
+// The same for a capability that there is a way without: returns why it is missing, the same reason
+// on every rank; empty if it is there. Missing on some ranks only it is an error, too.
+std::string TakeOptionalStep(Bootstrap& bootstrap, const std::string& what,
+                             const std::function<void()>& step);
+
 }  // namespace tide::nccl
 
 #endif  // TIDE_FABRIC_NCCL_AGREEMENT_H_

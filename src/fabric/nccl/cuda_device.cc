@@ -18,6 +18,7 @@ namespace {
 using kernels::cuda::SumBatch;
 using kernels::cuda::SumCall;
 using kernels::cuda::SumItem;
+using kernels::cuda::SumPath;
 using kernels::cuda::ZeroBatch;
 using kernels::cuda::ZeroItem;
 using kernels::cuda::internal::CheckCuda;
@@ -57,7 +58,8 @@ void FindEntry(const char* name, Function* function) {
 
 class SumKernel final : public Kernel {
  public:
-  SumKernel(const std::vector<SumItem>& items, int ctas) : batch_(items), ctas_(ctas) {}
+  SumKernel(const std::vector<SumItem>& items, int ctas, SumPath path = SumPath::kAuto)
+      : batch_(items, path), ctas_(ctas) {}
   void Launch(const void* const* bases, const SumCall& call, Stream stream) override {
     SumCall budgeted = call;
     budgeted.ctas = ctas_;
@@ -159,6 +161,9 @@ class CudaDevice final : public Device {
   }
   std::unique_ptr<Kernel> MakeCast(const std::vector<SumItem>& items) override {
     return std::make_unique<SumKernel>(items, multiprocessors_);
+  }
+  std::unique_ptr<Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
+    return std::make_unique<SumKernel>(items, sum_ctas_, SumPath::kMulticast);
   }
   std::unique_ptr<Kernel> MakeZero(const std::vector<ZeroItem>& items) override {
     return std::make_unique<ZeroKernel>(items, multiprocessors_);

@@ -83,6 +83,9 @@ class Device {
   // Blocks until the table is on the device; once a program.
   virtual std::unique_ptr<Kernel> MakeSum(const std::vector<kernels::cuda::SumItem>& items) = 0;
   virtual std::unique_ptr<Kernel> MakeCast(const std::vector<kernels::cuda::SumItem>& items) = 0;
+  // Each item has one fp32 source, a multicast address.
+  virtual std::unique_ptr<Kernel> MakeMulticastSum(
+      const std::vector<kernels::cuda::SumItem>& items) = 0;
   virtual std::unique_ptr<Kernel> MakeZero(const std::vector<kernels::cuda::ZeroItem>& items) = 0;
 
   // Two words of host memory that streams reach, zero at first; the device's own.
@@ -117,11 +120,14 @@ struct SignalWait {
 struct CommunicatorSettings {
   int contexts = 0;  // 0: no one-sided operations
   int signals = 0;   // of each context
+  bool multicast =
+      false;  // may be asked for multicast addresses; else it makes no multicast object
 };
 
 struct CommunicatorProperties {
   bool one_sided = false;  // ncclPutSignal works between its ranks
   int lsa_teams = 0;       // groups of ranks that reach each other's memory
+  bool multimem = false;   // its windows have multicast addresses, each for one such group
 };
 
 // One ncclComm_t. Its operations run one after the other, in the order in which they are issued,
@@ -139,6 +145,9 @@ class NcclCommunicator {
   virtual void Deregister(Window window) = 0;
   // Where the peer's window starts in this process; null if its memory can't be reached.
   virtual void* PeerPointer(Window window, int peer) = 0;
+  // Collective; the first call makes multicast objects. What is written there lands in the window
+  // of every rank of the own LSA team; null if there is no such address.
+  virtual void* MulticastPointer(Window window) = 0;
 
   // All transfers in one group. Transfers to one peer and context arrive in order.
   virtual void Send(std::span<const Transfer> transfers, Stream stream) = 0;

@@ -47,9 +47,21 @@ std::vector<EventHandle> Executor::MarkEnds() {
   return ends_;
 }
 
+std::unique_ptr<Kernel> Executor::MakeKernel(const LoweredSum& sum) {
+  switch (sum.kind) {
+    case SumKind::kSum:
+      break;
+    case SumKind::kCast:
+      return device_.MakeCast(sum.items);
+    case SumKind::kMulticast:
+      return device_.MakeMulticastSum(sum.items);
+  }
+  return device_.MakeSum(sum.items);
+}
+
 std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
   auto prepared = std::make_shared<LoweredProgram>();
-  prepared->lowered = Lower(program);
+  prepared->lowered = Lower(program, segments_.multicast() ? Reach::kMulticast : Reach::kUnicast);
   prepared->lane = program.lane;
   LaneState& state = lane(program.lane);
   for (const std::string& name : prepared->lowered.streams) {
@@ -61,7 +73,7 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
     state.events.push_back(device_.CreateEvent());
   }
   for (const LoweredSum& sum : prepared->lowered.sums) {
-    prepared->sums.push_back(sum.cast ? device_.MakeCast(sum.items) : device_.MakeSum(sum.items));
+    prepared->sums.push_back(MakeKernel(sum));
   }
   for (const auto& zeros : prepared->lowered.zeros) {
     prepared->zeros.push_back(device_.MakeZero(zeros));
@@ -80,9 +92,13 @@ void Executor::ResolveBases(const Call& call, const Lowered& lowered) {
   bases_.clear();
   for (const Base& base : lowered.bases) {
     const BufferAddress& address = call.binding->buffers[static_cast<size_t>(base.buffer)];
-    bases_.push_back(address.symmetric.segment < 0
-                         ? static_cast<char*>(address.local)
-                         : segments_.Resolve(base.rank, address.symmetric));
+    if (base.rank == kWholeNode) {
+      bases_.push_back(segments_.ResolveMulticast(address.symmetric));
+    } else if (address.symmetric.segment < 0) {
+      bases_.push_back(static_cast<char*>(address.local));
+    } else {
+      bases_.push_back(segments_.Resolve(base.rank, address.symmetric));
+    }
   }
 }
 

@@ -57,6 +57,7 @@ class Executor {
   };
 
   Stream TakeStream();
+  std::unique_ptr<Kernel> MakeKernel(const LoweredSum& sum);
   LaneState& lane(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
   void ResolveBases(const Call& call, const Lowered& lowered);
   void Issue(const Call& call, LoweredProgram& program, const Command& command);

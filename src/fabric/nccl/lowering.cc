@@ -24,7 +24,7 @@ constexpr int64_t kMaxPitch = 0x7fffffff;
 
 class Lowering {
  public:
-  explicit Lowering(const Program& program) : program_(program) {
+  Lowering(const Program& program, Reach reach) : program_(program), reach_(reach) {
     for (int b = 0; b < static_cast<int>(program.buffers.size()); ++b) BaseOf(b, program.rank);
     for (const std::string& queue : program.queues) lowered_.streams.push_back(queue);
   }
@@ -84,6 +84,7 @@ class Lowering {
   Command& Extend(CommandKind kind, int stream, int first, int limit);
 
   const Program& program_;
+  const Reach reach_;
   Lowered lowered_;
   std::map<std::pair<int, int>, int> base_index_;
   std::map<int, int> local_events_;
@@ -150,7 +151,7 @@ void Lowering::Add(const Operation& op) {
       for (const CastPiece& cast : op.casts) {
         items.push_back({At(cast.dst), {At(cast.src)}, cast.elems, cast.dst_dtype, cast.src_dtype});
       }
-      Sums(op, {std::move(items), /*cast=*/true});
+      Sums(op, {std::move(items), SumKind::kCast});
       return;
     }
     case OpKind::kSum: {
@@ -160,11 +161,12 @@ void Lowering::Add(const Operation& op) {
         item = {At(sum.dst), {}, sum.elems, sum.dst_dtype, sum.src_dtype};
         for (const Ref& source : sum.sources) item.sources.push_back(At(source));
       }
-      Sums(op, {std::move(items), /*cast=*/false, op.scaled, op.accumulate});
+      Sums(op, {std::move(items), SumKind::kSum, op.scaled, op.accumulate});
       return;
     }
     case OpKind::kLand:
-      Sums(op, {LandItems(op), /*cast=*/false, /*scaled=*/true, op.accumulate});
+      Sums(op, {LandItems(op), reach_ == Reach::kMulticast ? SumKind::kMulticast : SumKind::kSum,
+                /*scaled=*/true, op.accumulate});
       return;
     case OpKind::kZero:
       Zero(op);
@@ -219,7 +221,13 @@ void Lowering::AddPiece(const Piece& piece, int rank) {
       {dst, src, piece.row_bytes, piece.rows, piece.dst_pitch, piece.src_pitch});
 }
 
+// From the own landing to the peers' it is unicast, whatever the reach: the multicast address would
+// write to the source while the copy reads it, and copies don't allow that.
 void Lowering::Multicast(const Operation& op) {
+  if (reach_ == Reach::kMulticast && op.span == Span::kNode) {
+    Copies(op.queue, op.pieces, {kWholeNode});
+    return;
+  }
   const Topology& topology = program_.topology;
   const int node = topology.Node(program_.rank);
   std::vector<int> ranks;  // the siblings; each rank starts with another one
@@ -280,7 +288,8 @@ void Lowering::Sums(const Operation& op, LoweredSum sum) {
 }
 
 // The blocks of all local ranks: those of the wave in its order, then the others, which are zero.
-// Adding a zero turns -0 into +0, so they are added here as a switch does.
+// Adding a zero turns -0 into +0, so they are added here as a switch does. A switch chooses its own
+// order, and has one source: the block behind the multicast address.
 std::vector<SumItem> Lowering::LandItems(const Operation& op) {
   const Topology& topology = program_.topology;
   const int node = topology.Node(program_.rank);
@@ -288,6 +297,10 @@ std::vector<SumItem> Lowering::LandItems(const Operation& op) {
   for (const LandPiece& land : op.lands) {
     SumItem& item = items.emplace_back();
     item = {At(land.dst), {}, land.elems, land.dst_dtype, DType::kF32};
+    if (reach_ == Reach::kMulticast) {
+      item.sources = {At(land.block, kWholeNode)};
+      continue;
+    }
     std::vector<int> locals = land.locals;
     for (int local = 0; local < topology.local_ranks; ++local) {
       if (std::find(locals.begin(), locals.end(), local) == locals.end()) locals.push_back(local);
@@ -343,6 +356,6 @@ RailSignal RailSignalOf(const Counter& counter) {
   return {};
 }
 
-Lowered Lower(const Program& program) { return Lowering(program).Run(); }
+Lowered Lower(const Program& program, Reach reach) { return Lowering(program, reach).Run(); }
 
 }  // namespace tide::nccl

@@ -3,7 +3,8 @@
 // Pure: no device. Commands are in the planner's enqueue order, which is free of deadlock even in
 // one FIFO; only operations that follow each other on one queue are merged:
 //   pieces of a copy        one batch, and one of pitched pieces
-//   multicasts              one batch of pushes, the own copy beside it on a stream of its own
+//   multicasts              one batch of pushes, the own copy beside it on a stream of its own; or
+//                           one batch of copies to the multicast address
 //   puts, signals to nodes  one group, so that all transfers of a round are under way together
 //   signals, waits in node  one batch of memory operations
 // Addresses are resolved at each call: a Place counts from a base, and there are few bases.
@@ -19,10 +20,17 @@
 
 namespace tide::nccl {
 
+// How a rank reaches all ranks of its node: one after the other through peer pointers, or at once
+// through the multicast address of a segment.
+enum class Reach : uint8_t { kUnicast, kMulticast };
+
+// In place of a rank: all ranks of the node, through the multicast address.
+inline constexpr int kWholeNode = -1;
+
 // The start of a buffer in the memory of a rank. The first bases are the own buffers, in order.
 struct Base {
   int buffer = 0;
-  int rank = 0;
+  int rank = 0;  // or kWholeNode
 };
 
 using Place = kernels::cuda::Operand;  // base, offset
@@ -80,9 +88,15 @@ struct LoweredSend {
   Counter counter;
 };
 
+enum class SumKind : uint8_t {
+  kSum,
+  kCast,       // one source each
+  kMulticast,  // one source each, a multicast address: the switch adds what all ranks have there
+};
+
 struct LoweredSum {
   std::vector<kernels::cuda::SumItem> items;
-  bool cast = false;  // one source each
+  SumKind kind = SumKind::kSum;
   bool scaled = false;
   bool accumulate = false;
 };
@@ -117,7 +131,7 @@ struct Lowered {
   bool records_read_done = false;
 };
 
-Lowered Lower(const Program& program);
+Lowered Lower(const Program& program, Reach reach = Reach::kUnicast);
 
 }  // namespace tide::nccl
 

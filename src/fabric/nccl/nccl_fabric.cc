@@ -26,6 +26,7 @@ constexpr int kStreamsOfANode = 8;
 constexpr int kStreamsOfNodes = 16;
 // How long the destructor waits for the other ranks to end, too.
 constexpr std::chrono::seconds kLeaveTimeout{10};
+constexpr const char* kMulticast = "multicast inside a node";
 
 // With one hardware queue a stream that waits for a peer holds up every other stream of the GPU.
 void CheckConnections() {
@@ -35,6 +36,16 @@ void CheckConnections() {
       ErrorCode::kUnsupported,
       "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one hardware queue, where a wait "
       "for a peer would hold up compute; set it to 32 or leave it unset");
+}
+
+// Where either is set, no multicast object may be made.
+void CheckMulticastVariables() {
+  for (const auto& [name, off] :
+       {std::pair("NCCL_NVLS_ENABLE", "0"), std::pair("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || std::strcmp(value, off) != 0) continue;
+    throw Error(ErrorCode::kUnsupported, fmt::format("switched off by {}={}", name, off));
+  }
 }
 
 // The caller's memory where it gives some, else NCCL's own.
@@ -61,10 +72,18 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     parts_ = make_parts();
     parts_.device->MakeCurrent();
   });
+  unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, CheckMulticastVariables);
   Connect();
   segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library), *parts_.device,
                                          communicators_, bootstrap_, topology_);
   counter_memory_ = segments_->Add(counters_->bytes(), "counters");
+  // A step after the other: the second makes multicast objects, on all ranks or on none.
+  if (unicast_reason_.empty()) {
+    unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, [&] { CheckMulticast(); });
+  }
+  if (unicast_reason_.empty()) {
+    unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, [&] { segments_->FindMulticast(); });
+  }
   WatchdogOptions watchdog;
   watchdog.timeout = options.timeout;
   watchdog.expired = std::move(expired);
@@ -91,7 +110,8 @@ void NcclFabric::Connect() {
   const std::string id = bootstrap_.AllGather(mine)[0];
   TakeStep(bootstrap_, "connecting the ranks", parts_.library->Description(), [&] {
     // One-sided operations are the rails'; each communicator that has them costs a thread.
-    communicators_.parent = parts_.library->Init(id, topology_.Ranks(), rank(), {});
+    communicators_.parent =
+        parts_.library->Init(id, topology_.Ranks(), rank(), {.multicast = unicast_reason_.empty()});
   });
   if (topology_.nodes > 1) {
     TakeStep(bootstrap_, "connecting the rails", "", [&] {
@@ -123,6 +143,22 @@ void NcclFabric::CheckProperties() const {
                     "or RoCE with GPUDirect RDMA, NCCL_CROSS_NIC other than 0, and "
                     "NCCL_RMA_DISABLE unset",
                     parts_.library->Description()));
+  }
+}
+
+void NcclFabric::CheckMulticast() const {
+  if (topology_.local_ranks == 1) {
+    throw Error(ErrorCode::kUnsupported, "a node has one rank");
+  }
+  const CommunicatorProperties properties = communicators_.parent->Properties();
+  if (!properties.multimem) {
+    throw Error(ErrorCode::kUnsupported, parts_.library->Description() + " has none here");
+  }
+  // An address writes to all ranks that reach each other, and adds what they have.
+  if (properties.lsa_teams != topology_.nodes) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("it spans {} ranks, a virtual node has {}",
+                            topology_.Ranks() / properties.lsa_teams, topology_.local_ranks));
   }
 }
 

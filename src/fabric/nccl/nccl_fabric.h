@@ -45,10 +45,13 @@ class NcclFabric final : public Fabric {
   std::shared_ptr<Prepared> Prepare(const Program& program) override;
   double Execute(const Call& call, TraceSink* trace) override;
   int aliased_streams() const override { return aliased_streams_; }
+  std::string unicast_reason() const override { return unicast_reason_; }
 
  private:
   void Connect();
   void CheckProperties() const;
+  // Throws Error(kUnsupported) if NCCL or the topology has no multicast for the ranks of a node.
+  void CheckMulticast() const;
   void WarmUp();
   void ChooseStreams();
   // Throws Error(kTimeout) if the event is not reached in time.
@@ -70,6 +73,7 @@ class NcclFabric final : public Fabric {
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<Executor> executor_;
   int aliased_streams_ = 0;
+  std::string unicast_reason_;
   bool failed_ = false;
 };
 

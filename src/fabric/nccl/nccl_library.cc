@@ -29,6 +29,10 @@ ncclConfig_t MakeConfig(const CommunicatorSettings& settings) {
     config.numRmaSig = settings.signals;
     config.rmaEagerInit = 1;  // the control lane registers no window that would do it
   }
+#if NCCL_VERSION_CODE >= 23200
+  // Or NCCL makes multicast objects for collectives of its own.
+  if (!settings.multicast) config.nvlsHostMode = ncclNvlsHostModeDisable;
+#endif
   return config;
 }
 
@@ -43,7 +47,7 @@ class Communicator final : public NcclCommunicator {
     properties.magic = NCCL_API_MAGIC;
     properties.version = NCCL_VERSION_CODE;
     Check(table_->comm_query_properties(comm_, &properties), "asking NCCL what it can do");
-    return {properties.hostRmaSupport, properties.nLsaTeams};
+    return {properties.hostRmaSupport, properties.nLsaTeams, properties.multimemSupport};
   }
 
   std::unique_ptr<NcclCommunicator> Split(int color, int key,
@@ -75,6 +79,13 @@ class Communicator final : public NcclCommunicator {
     void* pointer = nullptr;
     Check(table_->get_peer_device_pointer(static_cast<ncclWindow_t>(window), 0, peer, &pointer),
           "asking for a peer's memory");
+    return pointer;
+  }
+
+  void* MulticastPointer(Window window) override {
+    void* pointer = nullptr;
+    Check(table_->get_lsa_multimem_device_pointer(static_cast<ncclWindow_t>(window), 0, &pointer),
+          "asking for a multicast address (NCCL_NVLS_ENABLE=0 does without)");
     return pointer;
   }
 

@@ -79,6 +79,7 @@ NcclTable LoadNcclTable(const std::string& path) {
   Find(handle, "ncclCommWindowRegister", table, &table.comm_window_register);
   Find(handle, "ncclCommWindowDeregister", table, &table.comm_window_deregister);
   Find(handle, "ncclGetPeerDevicePointer", table, &table.get_peer_device_pointer);
+  Find(handle, "ncclGetLsaMultimemDevicePointer", table, &table.get_lsa_multimem_device_pointer);
   Find(handle, "ncclGroupStart", table, &table.group_start);
   Find(handle, "ncclGroupEnd", table, &table.group_end);
   Find(handle, "ncclPutSignal", table, &table.put_signal);

@@ -26,6 +26,7 @@ struct NcclTable {
   decltype(&ncclCommWindowRegister) comm_window_register = nullptr;
   decltype(&ncclCommWindowDeregister) comm_window_deregister = nullptr;
   decltype(&ncclGetPeerDevicePointer) get_peer_device_pointer = nullptr;
+  decltype(&ncclGetLsaMultimemDevicePointer) get_lsa_multimem_device_pointer = nullptr;
   decltype(&ncclGroupStart) group_start = nullptr;
   decltype(&ncclGroupEnd) group_end = nullptr;
   decltype(&ncclPutSignal) put_signal = nullptr;

@@ -79,6 +79,7 @@ void Segments::Register(Segment* segment, const std::string& label) {
              [&] { segment->rails[static_cast<size_t>(lane)] = rail->Register(address, bytes); });
   }
   TakeStep(bootstrap_, what, "", [&] { FindPeers(segment, label); });
+  if (multicast_) TakeStep(bootstrap_, what, "", [&] { FindMulticast(segment); });
 }
 
 void Segments::FindPeers(Segment* segment, const std::string& label) const {
@@ -96,6 +97,19 @@ void Segments::FindPeers(Segment* segment, const std::string& label) const {
     }
     segment->peers.push_back(static_cast<char*>(pointer));
   }
+}
+
+void Segments::FindMulticast(Segment* segment) const {
+  segment->multicast = static_cast<char*>(communicators_.parent->MulticastPointer(segment->parent));
+  if (segment->multicast == nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                "NCCL gives a segment no multicast address; NCCL_NVLS_ENABLE=0 does without");
+  }
+}
+
+void Segments::FindMulticast() {
+  for (Segment& segment : segments_) FindMulticast(&segment);
+  multicast_ = true;
 }
 
 void Segments::CheckRange(SegmentAddress address, int64_t bytes) const {
@@ -119,6 +133,12 @@ char* Segments::Resolve(int rank, SegmentAddress address) const {
         fmt::format("memory of rank {} on another node can't be reached through pointers", rank),
         {rank_, rank, "", ""});
   }
+  return start + address.offset;
+}
+
+char* Segments::ResolveMulticast(SegmentAddress address) const {
+  char* start = segments_[static_cast<size_t>(address.segment)].multicast;
+  TIDE_CHECK(start != nullptr);
   return start + address.offset;
 }
 

@@ -46,9 +46,14 @@ class Segments {
   // Collective. The memory lives as long as the view's owner.
   SegmentView Add(int64_t bytes, const std::string& label);
   void CheckRange(SegmentAddress address, int64_t bytes) const;
+  // Collective. From here on, and back to the first, segments have multicast addresses. Throws
+  // Error(kUnsupported) on a rank that gets none; multicast() then stays false there.
+  void FindMulticast();
+  bool multicast() const { return multicast_; }
 
   // Throws Error(kUnsupported) for memory of a rank that pointers don't reach.
   char* Resolve(int rank, SegmentAddress address) const;
+  char* ResolveMulticast(SegmentAddress address) const;
   Window RailWindow(Lane lane, int segment) const {
     return segments_[static_cast<size_t>(segment)].rails[static_cast<size_t>(lane)];
   }
@@ -59,11 +64,13 @@ class Segments {
     int64_t bytes = 0;  // that the caller asked for
     Window parent = nullptr;
     std::array<Window, kLanes> rails{};
-    std::vector<char*> peers;  // by rank; null if out of reach
+    std::vector<char*> peers;   // by rank; null if out of reach
+    char* multicast = nullptr;  // all ranks of the node at once
   };
   void Register(Segment* segment, const std::string& label);
   void Deregister(const Segment& segment);
   void FindPeers(Segment* segment, const std::string& label) const;
+  void FindMulticast(Segment* segment) const;
 
   const AllocateSegment allocate_;
   Device& device_;
@@ -72,6 +79,7 @@ class Segments {
   const Topology topology_;
   const int rank_;
   std::vector<Segment> segments_;
+  bool multicast_ = false;
 };
 
 }  // namespace tide::nccl

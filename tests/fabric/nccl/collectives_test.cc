@@ -13,11 +13,13 @@
 namespace tide {
 namespace {
 
+using nccl::Reach;
 using testing::CoveringRow;
 using testing::FakeParts;
 using testing::FakeWorld;
 using testing::kCoveringRows;
 using testing::Order;
+using testing::PlanChoice;
 using testing::RandomCase;
 
 class FakeBed final : public testing::TestBed {
@@ -56,8 +58,10 @@ class FakeBed final : public testing::TestBed {
   std::vector<std::unique_ptr<std::vector<char>>> memory_;
 };
 
-void CheckLayout(const Topology& topology, unsigned seed, Order order) {
-  const auto choice = CoveringRow(static_cast<int>(seed) % kCoveringRows);
+PlanChoice Choice(unsigned seed) { return CoveringRow(static_cast<int>(seed) % kCoveringRows); }
+
+void CheckLayout(const Topology& topology, unsigned seed, Order order, const PlanChoice& choice,
+                 Reach reach) {
   SCOPED_TRACE(::testing::Message() << topology.nodes << " x " << topology.local_ranks << ", seed "
                                     << seed << (order == Order::kOneQueue ? ", one queue" : "")
                                     << ", n_part " << choice.passes << ", k " << choice.round_width
@@ -70,11 +74,13 @@ void CheckLayout(const Topology& topology, unsigned seed, Order order) {
   const testing::LayoutCase layout_case{made, reference,
                                         seed % 2 == 0 ? DType::kBF16 : DType::kF32};
   const auto world = std::make_shared<FakeWorld>(topology.Ranks(), seed, order);
+  if (reach == Reach::kMulticast) AllowMulticast(*world, topology.local_ranks);
   testing::RunRanks(topology.Ranks(), [&](Bootstrap& bootstrap) {
     FakeBed bed(world, bootstrap.rank());
     Communicator comm(
         std::make_unique<nccl::NcclFabric>(bootstrap, options, FakeParts(world, bootstrap.rank())),
         options);
+    EXPECT_EQ(comm.unicast_reason().empty(), reach == Reach::kMulticast) << comm.unicast_reason();
     testing::RankCheck(comm, bed, layout_case).Run();
   });
 }
@@ -88,15 +94,33 @@ class NcclCollectives : public ::testing::TestWithParam<std::pair<int, int>> {
 };
 
 TEST_P(NcclCollectives, RandomLayouts) {
-  for (int i = 0; i < 4 && !HasFailure(); ++i) CheckLayout(topology(), Seed(i), Order::kStreams);
+  for (int i = 0; i < 4 && !HasFailure(); ++i) {
+    CheckLayout(topology(), Seed(i), Order::kStreams, Choice(Seed(i)), Reach::kUnicast);
+  }
 }
 
 TEST_P(NcclCollectives, OneHardwareQueue) {
-  for (int i = 4; i < 6 && !HasFailure(); ++i) CheckLayout(topology(), Seed(i), Order::kOneQueue);
+  for (int i = 4; i < 6 && !HasFailure(); ++i) {
+    CheckLayout(topology(), Seed(i), Order::kOneQueue, Choice(Seed(i)), Reach::kUnicast);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(UpToEightRanks, NcclCollectives,
                          ::testing::ValuesIn(testing::TopologiesUpTo(8)), testing::TopologyName);
+
+// A wave of eight ranks adds at most two partials: the order of the switch does not show.
+class NcclMulticast : public NcclCollectives {};
+
+TEST_P(NcclMulticast, RandomLayouts) {
+  PlanChoice choice = Choice(Seed(6));
+  choice.placement = Placement::kLatinSquare;
+  CheckLayout(topology(), Seed(6), Order::kStreams, choice, Reach::kMulticast);
+  if (HasFailure()) return;
+  CheckLayout(topology(), Seed(7), Order::kOneQueue, Choice(Seed(7)), Reach::kMulticast);
+}
+
+INSTANTIATE_TEST_SUITE_P(UpToEightRanks, NcclMulticast,
+                         ::testing::ValuesIn(testing::NodesOfSeveral(8)), testing::TopologyName);
 
 }  // namespace
 }  // namespace tide

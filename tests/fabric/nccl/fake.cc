@@ -50,6 +50,21 @@ char* At(const void* const* bases, const kernels::cuda::Operand& operand) {
   return static_cast<char*>(const_cast<void*>(bases[operand.base])) + operand.offset;
 }
 
+// A batch of copies as lines, one a copy and rank that it reaches. No copy writes to its source.
+template <typename Args, typename Run>
+std::vector<FakeWorld::Line> CopyLines(FakeWorld& world, std::span<const Args> batch, Run run) {
+  std::vector<FakeWorld::Line> lines;
+  for (const Args& copy : batch) {
+    for (char* dst : world.Behind(copy.dst)) {
+      TIDE_CHECK(dst != copy.src);
+      Args one = copy;
+      one.dst = dst;
+      lines.push_back({[one, run] { run(one); }});
+    }
+  }
+  return lines;
+}
+
 void CopyRows(const nccl::PitchedArgs& copy) {
   for (int64_t row = 0; row < copy.rows; ++row) {
     std::memcpy(static_cast<char*>(copy.dst) + row * copy.dst_pitch,
@@ -80,6 +95,42 @@ class FakeSum final : public nccl::Kernel {
       }});
     }
     world_.Append(QueueOf(stream), std::move(sum));
+  }
+
+ private:
+  FakeWorld& world_;
+  const int rank_;
+  const std::vector<SumItem> items_;
+};
+
+// The switch's sum of one block: a part reads the block of a rank, the last stores.
+class FakeMulticastSum final : public nccl::Kernel {
+ public:
+  FakeMulticastSum(FakeWorld& world, int rank, std::vector<SumItem> items)
+      : world_(world), rank_(rank), items_(std::move(items)) {}
+
+  void Launch(const void* const* bases, const kernels::cuda::SumCall& call,
+              Stream stream) override {
+    ++world_.calls(rank_).kernels;
+    FakeWorld::Operation operation;
+    for (const SumItem& item : items_) {
+      TIDE_CHECK(item.sources.size() == 1 && item.src_dtype == DType::kF32);
+      const std::vector<char*> behind = world_.Behind(At(bases, item.sources[0]));
+      TIDE_CHECK(behind.size() > 1);
+      const auto bytes = static_cast<size_t>(item.elems) * sizeof(float);
+      const auto read = std::make_shared<std::vector<std::vector<char>>>();
+      FakeWorld::Line& line = operation.lines.emplace_back();
+      for (const char* block : behind) {
+        line.push_back([read, block, bytes] { read->emplace_back(block, block + bytes); });
+      }
+      line.push_back([read, &item, dst = At(bases, item.dst), call] {
+        std::vector<const void*> sources;
+        for (const auto& block : *read) sources.push_back(block.data());
+        kernels::Sum(dst, item.dst_dtype, sources.data(), sources.size(), DType::kF32, call.scale,
+                     call.accumulate, static_cast<size_t>(item.elems));
+      });
+    }
+    world_.Append(QueueOf(stream), std::move(operation));
   }
 
  private:
@@ -153,21 +204,17 @@ class FakeDevice final : public nccl::Device {
     FakeCalls& calls = world_.calls(rank_);
     ++calls.copy_batches;
     calls.copies += static_cast<int>(batch.size());
-    FakeWorld::Operation operation;
-    for (const nccl::CopyArgs& copy : batch) {
-      operation.lines.push_back(
-          {[copy] { std::memcpy(copy.dst, copy.src, static_cast<size_t>(copy.bytes)); }});
-    }
-    world_.Append(QueueOf(stream), std::move(operation));
+    const auto run = [](const nccl::CopyArgs& copy) {
+      std::memcpy(copy.dst, copy.src, static_cast<size_t>(copy.bytes));
+    };
+    world_.Append(QueueOf(stream), {{}, CopyLines(world_, batch, run), {}});
   }
   void CopyPitched(std::span<const nccl::PitchedArgs> batch, Stream stream) override {
     ++world_.calls(rank_).pitched;
-    FakeWorld::Operation operation;
     for (const nccl::PitchedArgs& copy : batch) {
       TIDE_CHECK(copy.dst_pitch >= copy.row_bytes && copy.src_pitch >= copy.row_bytes);
-      operation.lines.push_back({[copy] { CopyRows(copy); }});
     }
-    world_.Append(QueueOf(stream), std::move(operation));
+    world_.Append(QueueOf(stream), {{}, CopyLines(world_, batch, CopyRows), {}});
   }
   void MemoryOps(std::span<const nccl::MemoryOp> batch, Stream stream) override {
     FakeCalls& calls = world_.calls(rank_);
@@ -191,6 +238,9 @@ class FakeDevice final : public nccl::Device {
   }
   std::unique_ptr<nccl::Kernel> MakeSum(const std::vector<SumItem>& items) override {
     return std::make_unique<FakeSum>(world_, rank_, items);
+  }
+  std::unique_ptr<nccl::Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
+    return std::make_unique<FakeMulticastSum>(world_, rank_, items);
   }
   std::unique_ptr<nccl::Kernel> MakeZero(const std::vector<ZeroItem>& items) override {
     return std::make_unique<FakeZero>(world_, rank_, items);
@@ -229,13 +279,14 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
         settings_(settings) {
     auto group = world_.Meet(name_, members, rank, std::make_shared<FakeGroup>(members));
     group_ = std::static_pointer_cast<FakeGroup>(group.at(0));
+    if (settings.multicast) ++world_.calls(world_rank_).multicast_objects;
   }
 
   ~FakeCommunicator() override { world_.NoteEnd(world_rank_); }
 
   nccl::CommunicatorProperties Properties() override {
     const FakeTraits& traits = world_.traits(world_rank_);
-    return {settings_.contexts > 0 && traits.one_sided, traits.lsa_teams};
+    return {settings_.contexts > 0 && traits.one_sided, traits.lsa_teams, traits.multimem};
   }
 
   std::unique_ptr<nccl::NcclCommunicator> Split(
@@ -271,6 +322,25 @@ class FakeCommunicator final : public nccl::NcclCommunicator {
   void* PeerPointer(Window window, int peer) override {
     const std::lock_guard lock(world_.mutex());
     return world_.traits(world_rank_).peer_pointers ? Range(window, peer).start : nullptr;
+  }
+
+  void* MulticastPointer(Window window) override {
+    ++world_.calls(world_rank_).multicast_objects;
+    const FakeTraits& traits = world_.traits(world_rank_);
+    TIDE_CHECK(settings_.multicast && traits.multimem);
+    if (!traits.multicast_pointers) return nullptr;
+    const int team = members_ / traits.lsa_teams;
+    std::vector<char*> starts;
+    int64_t bytes = 0;
+    {
+      const std::lock_guard lock(world_.mutex());
+      for (int i = 0; i < team; ++i) {
+        const FakeGroup::Range range = Range(window, rank_ / team * team + i);
+        starts.push_back(range.start);
+        bytes = range.bytes;
+      }
+    }
+    return world_.AddMulticast(starts, bytes);
   }
 
   void Send(std::span<const nccl::Transfer> transfers, Stream stream) override {
@@ -385,6 +455,14 @@ void RunInStream(FakeWorld& world, Stream stream, FakeWorld::Work work) {
 
 void PauseStream(FakeWorld& world, Stream stream) {
   world.Append(QueueOf(stream), {{}, {}, {}, /*pause=*/true});
+}
+
+void AllowMulticast(FakeWorld& world, int local_ranks) {
+  for (const char* name : {"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"}) unsetenv(name);
+  for (int rank = 0; rank < world.ranks(); ++rank) {
+    world.traits(rank).lsa_teams = world.ranks() / local_ranks;
+    world.traits(rank).multimem = true;
+  }
 }
 
 #ifdef __SANITIZE_ADDRESS__

@@ -1,5 +1,7 @@
 #include "fabric/nccl/fake_world.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -202,6 +204,29 @@ void FakeWorld::Abandon() {
       queue->started = false;
     }
   }
+}
+
+char* FakeWorld::AddMulticast(const std::vector<char*>& starts, int64_t bytes) {
+  const auto size = static_cast<size_t>(bytes);
+  void* address =
+      mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TIDE_CHECK(address != MAP_FAILED);
+  const std::lock_guard lock(mutex_);
+  multicasts_[static_cast<char*>(address)] = {
+      starts, bytes, {address, [size](void* reserved) { munmap(reserved, size); }}};
+  return static_cast<char*>(address);
+}
+
+std::vector<char*> FakeWorld::Behind(void* address) {
+  auto* at = static_cast<char*>(address);
+  const std::lock_guard lock(mutex_);
+  auto found = multicasts_.upper_bound(at);
+  if (found == multicasts_.begin()) return {at};
+  const auto& [start, multicast] = *--found;
+  if (at >= start + multicast.bytes) return {at};
+  std::vector<char*> behind;
+  for (char* each : multicast.starts) behind.push_back(each + (at - start));
+  return behind;
 }
 
 std::map<int, std::shared_ptr<void>> FakeWorld::Meet(const std::string& name, int members, int key,

@@ -44,6 +44,7 @@ struct FakeCalls {
   int rail_waits = 0;
   int events = 0;
   int streams = 0;
+  int multicast_objects = 0;  // what may make one: a communicator that may, asking for an address
 };
 
 // What a rank's CUDA and NCCL can do.
@@ -52,6 +53,8 @@ struct FakeTraits {
   bool one_sided = true;
   bool windows = true;
   bool peer_pointers = true;
+  bool multimem = false;           // what NCCL says
+  bool multicast_pointers = true;  // what it gives then
 };
 
 class FakeWorld {
@@ -101,6 +104,12 @@ class FakeWorld {
   // Drops what has been and will be issued; every event is finished.
   void Abandon();
 
+  // An address that stands for memory at all of `starts`, each so many bytes; nobody can read or
+  // write there.
+  char* AddMulticast(const std::vector<char*>& starts, int64_t bytes);
+  // What the address stands for; itself if it is none of those.
+  std::vector<char*> Behind(void* address);
+
   // Collective over `members` ranks that use the same name: returns what all of them gave, by key.
   std::map<int, std::shared_ptr<void>> Meet(const std::string& name, int members, int key,
                                             std::shared_ptr<void> value);
@@ -133,6 +142,11 @@ class FakeWorld {
   Queue* Choose();
   void RunPart(Queue* queue);
 
+  struct Multicast {
+    std::vector<char*> starts;
+    int64_t bytes = 0;
+    std::shared_ptr<void> reserved;
+  };
   struct Meeting {
     std::map<int, std::shared_ptr<void>> values;
   };
@@ -152,6 +166,7 @@ class FakeWorld {
   std::vector<Queue*> able_;
   std::vector<Queue*> held_;
   std::map<std::string, Meeting> meetings_;
+  std::map<char*, Multicast> multicasts_;  // by address
   std::vector<FakeCalls> calls_;
   std::vector<FakeTraits> traits_;
   bool ended_busy_ = false;

@@ -2,6 +2,7 @@
 // for ever, unless the table of masked faults says why streams can't show it.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,13 +61,15 @@ constexpr unsigned kSeeds = 6;
 constexpr unsigned kMostSeeds = 400;
 
 // Also where a communicator runs its operations in any order: no program counts on NCCL's.
-bool Detected(const Subject& subject, const Fault& fault, unsigned first, unsigned end) {
+bool Detected(const Subject& subject, const Fault& fault, unsigned first, unsigned end,
+              bool multicast) {
   for (unsigned seed = first; seed < end; ++seed) {
     for (const Schedule& schedule : fault.schedules) {
       for (const Order order : {Order::kStreams, Order::kUnordered}) {
         FaultRun run;
         run.seed = seed;
         run.order = order;
+        run.multicast = multicast;
         if (!Inject(subject, fault, schedule, run).clean()) return true;
       }
     }
@@ -88,26 +91,47 @@ void ExpectNamed(const Subject& subject, const Fault& fault) {
   EXPECT_TRUE(outcome.named) << fault.description << "\n" << outcome.Text();
 }
 
-class NcclMutants : public ::testing::TestWithParam<FaultCase> {};
-
-TEST_P(NcclMutants, AreDetected) {
-  const auto& [name, kind] = GetParam();
+void ExpectDetected(const FaultCase& fault_case, bool multicast) {
+  const auto& [name, kind] = fault_case;
   const Subject& subject = testing::SubjectOf(name, MakeSubject);
   const std::vector<Fault> faults = MakeFaults(subject, kind);
   ASSERT_FALSE(faults.empty());
   testing::Masks masks(testing::NcclMaskedTable(), name, kind);
   for (const Fault& fault : faults) {
-    if (Detected(subject, fault, 0, kSeeds) || masks.Take(fault)) continue;
-    EXPECT_TRUE(Detected(subject, fault, kSeeds, kMostSeeds))
+    if (Detected(subject, fault, 0, kSeeds, multicast) || masks.Take(fault)) continue;
+    EXPECT_TRUE(Detected(subject, fault, kSeeds, kMostSeeds, multicast))
         << "neither detected nor masked: " << fault.description;
   }
   if (testing::Loses(kind)) ExpectNamed(subject, faults.front());
   EXPECT_EQ(masks.Untaken(), "") << "masked, but detected";
 }
 
+class NcclMutants : public ::testing::TestWithParam<FaultCase> {};
+
+TEST_P(NcclMutants, AreDetected) { ExpectDetected(GetParam(), /*multicast=*/false); }
+
 INSTANTIATE_TEST_SUITE_P(Fast, NcclMutants, ::testing::ValuesIn(testing::FaultCases(true)),
                          testing::FaultCaseName);
 INSTANTIATE_TEST_SUITE_P(Slow, NcclMutants, ::testing::ValuesIn(testing::FaultCases(false)),
+                         testing::FaultCaseName);
+
+class NcclMulticastMutants : public NcclMutants {};
+
+TEST_P(NcclMulticastMutants, AreDetected) { ExpectDetected(GetParam(), /*multicast=*/true); }
+
+std::vector<FaultCase> CasesOf(bool fast, const std::set<std::string>& scenarios) {
+  std::vector<FaultCase> cases = testing::FaultCases(fast);
+  std::erase_if(cases, [&](const FaultCase& c) { return scenarios.count(c.first) == 0; });
+  return cases;
+}
+
+// Those whose operations reach a whole node.
+INSTANTIATE_TEST_SUITE_P(Fast, NcclMulticastMutants,
+                         ::testing::ValuesIn(CasesOf(true, {"gather_2x2_shared"})),
+                         testing::FaultCaseName);
+INSTANTIATE_TEST_SUITE_P(Slow, NcclMulticastMutants,
+                         ::testing::ValuesIn(CasesOf(false, {"gather_1x4", "reduce_2x2_latin",
+                                                             "reduce_2x4_latin"})),
                          testing::FaultCaseName);
 
 }  // namespace

@@ -33,6 +33,7 @@ namespace tide::testing {
 struct FaultRun {
   unsigned seed = 0;
   Order order = Order::kStreams;
+  bool multicast = false;
   std::set<int> late;  // ranks whose callers come to every call when nothing else can move
   std::function<Program(Program)> transform;
   // Not empty: if nothing can move any more, wait for a watchdog's report that it accepts.
@@ -214,6 +215,7 @@ inline FaultOutcome RunFaulty(const Scenario& scenario, const Results& expected,
                               const FaultRun& run) {
   const int ranks = scenario.topology.Ranks();
   const auto world = std::make_shared<FakeWorld>(ranks, run.seed, run.order);
+  if (run.multicast) AllowMulticast(*world, scenario.topology.local_ranks);
   std::vector<Host> hosts(static_cast<size_t>(ranks));
   // Also an abandoned fabric's watchdog may have something to say.
   const auto reports = std::make_shared<Reports>();

@@ -19,6 +19,7 @@ using nccl::Command;
 using nccl::CommandKind;
 using nccl::Lower;
 using nccl::Lowered;
+using nccl::Reach;
 
 GroupLayout Layout(int ranks, int params, int64_t rows, int64_t row_elems = 1) {
   std::vector<ParamShape> shapes;
@@ -67,6 +68,67 @@ TEST(Lowering, AllGatherOfANode) {
   EXPECT_EQ(lowered.commands[1].count, 6);   // 3 signals, then 3 waits
   EXPECT_EQ(lowered.commands[2].count, 12);  // 3 parameters to 4 ranks
   EXPECT_EQ(lowered.streams, std::vector<std::string>{"main"});
+}
+
+std::set<int> Destinations(const Lowered& lowered) {
+  std::set<int> ranks;
+  for (const nccl::LoweredCopy& copy : lowered.copies) {
+    ranks.insert(lowered.bases[static_cast<size_t>(copy.dst.base)].rank);
+  }
+  return ranks;
+}
+
+TEST(Lowering, MulticastIsOneCopyAPiece) {
+  const Lowered lowered = Lower(AllGather({1, 4}, Layout(4, 3, 8)), Reach::kMulticast);
+  ASSERT_EQ(lowered.commands[2].kind, CommandKind::kCopies);
+  EXPECT_EQ(lowered.commands[2].count, 3);  // 3 parameters to the node
+  EXPECT_EQ(Destinations(lowered), std::set<int>{nccl::kWholeNode});
+}
+
+// However large: nothing is copied beside it.
+TEST(Lowering, MulticastWritesTheOwnLandingToo) {
+  const Lowered lowered =
+      Lower(AllGather({1, 2}, Layout(2, 1, 2 << 12, 1 << 10)), Reach::kMulticast);
+  EXPECT_EQ(lowered.streams.size(), 1U);
+  EXPECT_EQ(lowered.copies.size(), 1U);
+}
+
+TEST(Lowering, SlotsAreMulticastAsTheyArrive) {
+  const GroupLayout layout = Layout(12, 3, 24);
+  const auto pieces = [&](Reach reach) {
+    const Lowered lowered = Lower(AllGather({6, 2}, layout), reach);
+    return lowered.copies.size() + lowered.pitched.size();
+  };
+  constexpr size_t kOwn = 3;  // shards that are copied into the stage
+  EXPECT_EQ(pieces(Reach::kUnicast) - kOwn, 2 * (pieces(Reach::kMulticast) - kOwn));
+}
+
+// From the own landing: the multicast would write to its source.
+TEST(Lowering, CastShardsGoToThePeersOneByOne) {
+  const GroupLayout layout = Layout(4, 3, 8);
+  const Program program = PlanAllGather(layout, std::vector<DType>(3, DType::kF32), {1, 4}, 0);
+  EXPECT_EQ(Destinations(Lower(program, Reach::kMulticast)), (std::set<int>{1, 2, 3}));
+}
+
+TEST(Lowering, SwitchIsTheOneSourceOfALanding) {
+  ReduceScatterOptions options;
+  options.staging = {1 << 16, 2};
+  options.placement = Placement::kLatinSquare;
+  const GroupLayout layout = Layout(8, 1, 800);
+  const ReduceScatterSpec spec{.params = {0}, .grad_dtypes = {DType::kBF16}};
+  const Program program = PlanReduceScatter(layout, spec, {2, 4}, 0, options);
+  const auto sums = [&](Reach reach, nccl::SumKind kind) {
+    std::set<size_t> sources;
+    for (const nccl::LoweredSum& sum : Lower(program, reach).sums) {
+      if (sum.kind != kind || !sum.scaled) continue;
+      for (const auto& item : sum.items) sources.insert(item.sources.size());
+    }
+    return sources;
+  };
+  EXPECT_EQ(sums(Reach::kUnicast, nccl::SumKind::kSum), std::set<size_t>{4});
+  EXPECT_EQ(sums(Reach::kUnicast, nccl::SumKind::kMulticast), std::set<size_t>{});
+  EXPECT_EQ(sums(Reach::kMulticast, nccl::SumKind::kSum), std::set<size_t>{});
+  EXPECT_EQ(sums(Reach::kMulticast, nccl::SumKind::kMulticast), std::set<size_t>{1});
 }
 
 TEST(Lowering, LargeOwnCopyRunsBesideThePush) {

@@ -19,6 +19,7 @@
 namespace tide {
 namespace {
 
+using nccl::Reach;
 using testing::FakeParts;
 using testing::FakeWorld;
 using testing::Order;
@@ -31,8 +32,10 @@ struct Trained {
 };
 
 Trained Train(const TrainedModel& model, const Topology& topology, unsigned seed, Order order,
-              const std::set<int>& late, const std::string& forgotten = "") {
+              const std::set<int>& late, const std::string& forgotten = "",
+              Reach reach = Reach::kUnicast) {
   const auto world = std::make_shared<FakeWorld>(topology.Ranks(), seed, order);
+  if (reach == Reach::kMulticast) AllowMulticast(*world, topology.local_ranks);
   std::vector<testing::Host> hosts(static_cast<size_t>(topology.Ranks()));
   Trained trained;
   const testing::Meeting meet([&] {
@@ -45,6 +48,7 @@ Trained Train(const TrainedModel& model, const Topology& topology, unsigned seed
     Communicator comm(std::make_unique<nccl::NcclFabric>(bootstrap, model.options,
                                                          FakeParts(world, bootstrap.rank())),
                       model.options);
+    EXPECT_EQ(comm.unicast_reason().empty(), reach == Reach::kMulticast) << comm.unicast_reason();
     TrainingRank rank(world, comm, model, forgotten);
     hosts[static_cast<size_t>(bootstrap.rank())] = [&rank] { return rank.Next(); };
     meet(bootstrap);
@@ -60,7 +64,7 @@ class Overlap : public ::testing::TestWithParam<std::pair<int, int>> {
   Topology topology() const { return {GetParam().first, GetParam().second}; }
 
   // Several schedules of one model, in every order; in some a rank is always late.
-  void Check(unsigned seed, int schedules) const {
+  void Check(unsigned seed, int schedules, Reach reach = Reach::kUnicast) const {
     const TrainedModel model(topology(), seed);
     SCOPED_TRACE(::testing::Message()
                  << topology().nodes << " x " << topology().local_ranks << ", seed " << seed
@@ -71,7 +75,7 @@ class Overlap : public ::testing::TestWithParam<std::pair<int, int>> {
         std::set<int> late;
         if (i % 3 == 1) late.insert(static_cast<int>(seed) % topology().Ranks());
         const unsigned schedule = 1000 * seed + static_cast<unsigned>(i);
-        const Trained trained = Train(model, topology(), schedule, order, late);
+        const Trained trained = Train(model, topology(), schedule, order, late, "", reach);
         SCOPED_TRACE(::testing::Message()
                      << "schedule " << schedule << ", order " << static_cast<int>(order));
         ASSERT_TRUE(trained.ended) << "nothing moves any more";
@@ -106,6 +110,18 @@ TEST(Overlapping, ShowsWhatTheCallerDoesNotOrder) {
 
 INSTANTIATE_TEST_SUITE_P(UpToEightRanks, Overlap, ::testing::ValuesIn(testing::TopologiesUpTo(8)),
                          testing::TopologyName);
+
+class MulticastOverlap : public Overlap {};
+
+// Reduces in a latin square.
+TEST_P(MulticastOverlap, ChangesNoResult) { Check(4, 2, Reach::kMulticast); }
+
+TEST_P(MulticastOverlap, ChangesNoResultSlow) {
+  for (unsigned seed = 100; seed < 106 && !HasFailure(); ++seed) Check(seed, 6, Reach::kMulticast);
+}
+
+INSTANTIATE_TEST_SUITE_P(UpToEightRanks, MulticastOverlap,
+                         ::testing::ValuesIn(testing::NodesOfSeveral(8)), testing::TopologyName);
 
 }  // namespace
 }  // namespace tide

@@ -57,6 +57,13 @@ inline std::vector<std::pair<int, int>> TopologiesUpTo(int ranks) {
   return all;
 }
 
+// Those of nodes with several ranks.
+inline std::vector<std::pair<int, int>> NodesOfSeveral(int ranks) {
+  auto all = TopologiesUpTo(ranks);
+  std::erase_if(all, [](const auto& topology) { return topology.second == 1; });
+  return all;
+}
+
 inline std::string TopologyName(const ::testing::TestParamInfo<std::pair<int, int>>& topology) {
   return std::to_string(topology.param.first) + "x" + std::to_string(topology.param.second);
 }
