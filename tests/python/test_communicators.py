@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from tide import _core
 from tide.fsdp.communicators import Channel
+from tide.fsdp.handle import Handle
 
 
 class _Core:
@@ -52,3 +54,16 @@ def test_aliases_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match=r"CUDA_DEVICE_MAX_CONNECTIONS=32 .* \(it is 2\)"):
         channel = _channel(monkeypatch, 3)
     assert channel.aliasing.startswith("3 of TIDE's streams share a hardware queue")
+
+
+def _multicast_notes(*reasons: str, device: str = "cuda") -> set[str]:
+    cores = [SimpleNamespace(unicast_reason=reason) for reason in reasons]
+    channels = [SimpleNamespace(core=core, device=torch.device(device)) for core in cores]
+    return Handle._multicast_notes(cast("Handle", SimpleNamespace(channels=channels)))
+
+
+def test_the_report_says_how_copies_reach_a_node() -> None:
+    why = "multicast inside a node: switched off by NCCL_NVLS_ENABLE=0"
+    assert _multicast_notes(why, why) == {f"copies go to each GPU of a node by itself ({why})"}
+    assert _multicast_notes("") == {"copies to all GPUs of a node are multicast by the switch"}
+    assert _multicast_notes("only GPUs have multicast", device="cpu") == set()

@@ -282,6 +282,7 @@ def torch_counts_segments(context: Context) -> None:
             landing = report.memory["landing"]
             assert memory.counted >= landing >= 2 * _LANDING, (memory.counted, landing, _LANDING)
             assert any("torch's memory accounting has" in note for note in report.notes)
+            assert sum(note.startswith("copies ") for note in report.notes) == 1
             _grown(before, memory.counted, "enabled")
             _step(model, context.rank)
         _grown(before, memory.counted, "kept for the next enable")

@@ -90,6 +90,16 @@ class Handle:
             if core.nodes > 1
         }
 
+    def _multicast_notes(self) -> set[str]:
+        """Says on GPUs how copies reach the ranks of a node."""
+        reasons = {c.core.unicast_reason for c in self.channels if c.device.type == "cuda"}
+        return {
+            f"copies go to each GPU of a node by itself ({why})"
+            if why
+            else "copies to all GPUs of a node are multicast by the switch"
+            for why in reasons
+        }
+
     def _segment_notes(self) -> list[str]:
         """Says on GPUs whether torch's memory accounting has TIDE's segments."""
         memories = [c.segment_memory for c in self.channels if c.segment_memory is not None]
@@ -136,6 +146,7 @@ class Handle:
             )
         unshared = self._unshared_notes()
         notes = [*self._timeout_notes(), *self._node_notes(), *unshared, *self._segment_notes()]
+        notes += sorted(self._multicast_notes())
         notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
         notes += self._mode_notes()
         if not self._enabled:
