@@ -81,7 +81,8 @@ TEST(NcclMulticastCapability, IsThere) {
 TEST(NcclMulticastCapability, EitherVariableForbidsEveryObject) {
   for (const auto& [name, value] :
        {std::pair("NCCL_NVLS_ENABLE", "0"), std::pair("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")}) {
-    const Outcome outcome = Make([&](FakeWorld&) { setenv(name, value, 1); });
+    const Outcome outcome =
+        Make([name = name, value = value](FakeWorld&) { setenv(name, value, 1); });
     unsetenv(name);
     EXPECT_EQ(outcome.objects, 0) << name;
     EXPECT_EQ(outcome.reason(),
