@@ -1,4 +1,4 @@
-#include "fabric/host/rendezvous.h"
+#include "fabric/machine/rendezvous.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -14,7 +14,7 @@
 
 #include "tide/error.h"
 
-namespace tide::host {
+namespace tide::machine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -256,4 +256,4 @@ FileDescriptor PeerSockets::OpenProcess(int peer) const {
   return FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
 }
 
-}  // namespace tide::host
+}  // namespace tide::machine

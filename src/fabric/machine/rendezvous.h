@@ -6,21 +6,21 @@
 //
 // Addresses are abstract Unix names with 128 random bits, exchanged through the Bootstrap: nothing
 // appears in the file system, and a name that can't be reached means another machine or container.
-#ifndef TIDE_FABRIC_HOST_RENDEZVOUS_H_
-#define TIDE_FABRIC_HOST_RENDEZVOUS_H_
+#ifndef TIDE_FABRIC_MACHINE_RENDEZVOUS_H_
+#define TIDE_FABRIC_MACHINE_RENDEZVOUS_H_
 
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "fabric/host/segment.h"
+#include "fabric/machine/shared_memory.h"
 #include "tide/bootstrap.h"
 #include "tide/communicator.h"
 #include "tide/error.h"
 #include "tide/layout.h"
 
-namespace tide::host {
+namespace tide::machine {
 
 // What ranks tell each other when memory is shared. An error on one rank is raised by all.
 struct Notice {
@@ -79,6 +79,6 @@ class PeerSockets {
   std::vector<FileDescriptor> sockets_;
 };
 
-}  // namespace tide::host
+}  // namespace tide::machine
 
-#endif  // TIDE_FABRIC_HOST_RENDEZVOUS_H_
+#endif  // TIDE_FABRIC_MACHINE_RENDEZVOUS_H_
