@@ -219,7 +219,7 @@ void HostFabric::RevertChangedPages(const Call& call) {
 
 // The others wait for this rank: tell them why it stops.
 void HostFabric::GiveUp(const Error& error) {
-  pages_[static_cast<size_t>(rank())].Fail(error);
+  pages_[static_cast<size_t>(rank())].header().last_words.Leave(error);
   for (const ControlPage& page : pages_) {
     if (page.valid()) page.Ring();
   }
