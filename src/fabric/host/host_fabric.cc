@@ -63,7 +63,8 @@ std::unique_ptr<Error> CompareRequests(const std::vector<machine::ReceivedNotice
 }  // namespace
 
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : sockets_(bootstrap, SplitIntoNodes(bootstrap.world(), options.nodes), options.timeout),
+    : sockets_(bootstrap, SplitIntoNodes(bootstrap.world(), options.nodes), options.timeout,
+               machine::Reach::kNeighbours),
       memory_limit_bytes_(options.memory_limit_bytes) {
   ConnectControlPages();
   AgreeOnSharing(options.share_segments);

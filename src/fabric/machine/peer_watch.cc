@@ -13,12 +13,14 @@ PeerWatch::PeerWatch(const PeerSockets& sockets)
     : gone_(static_cast<size_t>(sockets.world())), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!stop_.valid()) internal::ThrowErrno("creating an event descriptor");
   for (int peer = 0; peer < sockets.world(); ++peer) {
+    if (!sockets.IsNeighbour(peer)) continue;
     // The socket tells of a leaving thread or process; the process descriptor also where a forked
     // child of the peer keeps the socket open.
-    processes_.push_back(sockets.IsNeighbour(peer) ? sockets.OpenProcess(peer) : FileDescriptor());
+    processes_.push_back(sockets.OpenProcess(peer));
     // poll ignores negative descriptors.
     items_.push_back({sockets.socket(peer), POLLRDHUP, 0});
     items_.push_back({processes_.back().get(), POLLIN, 0});
+    owners_.insert(owners_.end(), 2, peer);
   }
   items_.push_back({stop_.get(), POLLIN, 0});
 }
@@ -27,10 +29,10 @@ bool PeerWatch::Sleep(std::chrono::milliseconds limit) {
   const int limit_ms = limit.count() > 0 ? static_cast<int>(limit.count()) : -1;
   if (poll(items_.data(), items_.size(), limit_ms) <= 0) return true;
   if (items_.back().revents != 0) return false;
-  for (size_t i = 0; i + 1 < items_.size(); ++i) {
+  for (size_t i = 0; i < owners_.size(); ++i) {
     if (items_[i].revents == 0) continue;
     items_[i].fd = -1;
-    gone_[i / 2].store(true, std::memory_order_release);
+    gone_[static_cast<size_t>(owners_[i])].store(true, std::memory_order_release);
   }
   return true;
 }

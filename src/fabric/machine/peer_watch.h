@@ -34,7 +34,8 @@ class PeerWatch {
   std::vector<std::atomic<bool>> gone_;
   std::vector<FileDescriptor> processes_;
   FileDescriptor stop_;
-  std::vector<pollfd> items_;  // of each peer its socket and its process, then the stop
+  std::vector<pollfd> items_;  // of each neighbour its socket and its process, then the stop
+  std::vector<int> owners_;    // by item, the stop excepted
 };
 
 }  // namespace tide::machine
