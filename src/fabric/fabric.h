@@ -75,6 +75,7 @@ class Fabric {
   virtual SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) = 0;
   // See Communicator.
   virtual const std::string& unshared_reason() const = 0;
+  virtual const std::string& unwatched_reason() const = 0;
   // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment, and starts
   // at a page if the node shares it.
   virtual void CheckRange(SegmentAddress address, int64_t bytes) const = 0;

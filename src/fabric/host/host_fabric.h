@@ -59,6 +59,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   int rank() const override { return sockets_.rank(); }
   SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) override;
   const std::string& unshared_reason() const override { return unshared_reason_; }
+  const std::string& unwatched_reason() const override { return unwatched_reason_; }
   void CheckRange(SegmentAddress address, int64_t bytes) const override;
   double Execute(const Call& call, TraceSink* trace) override;
 
@@ -81,6 +82,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   std::vector<ControlPage> pages_;
   std::unique_ptr<PrivatePages> private_pages_;  // null if nothing is shared
   std::string unshared_reason_;
+  const std::string unwatched_reason_;  // everybody is, or there is no such fabric
   std::vector<std::shared_ptr<Segment>> segments_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<Executor> executor_;
