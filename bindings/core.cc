@@ -278,6 +278,8 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
       .def_prop_ro("regions", &Regions)
       .def_prop_ro("unshared_reason",
                    [](PyCommunicator& self) { return self.get().unshared_reason(); })
+      .def_prop_ro("unwatched_reason",
+                   [](PyCommunicator& self) { return self.get().unwatched_reason(); })
       .def(
           "reserve",
           [](PyCommunicator& self,
