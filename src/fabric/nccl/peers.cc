@@ -130,7 +130,7 @@ std::string Peers::DescribeMismatch(int peer, uint64_t differs) const {
       continue;
     }
     const GroupLayout* layout = layouts_[at % kComparedCalls].load(std::memory_order_relaxed);
-    const std::string text =
+    std::string text =
         machine::DescribeMismatch(ours->identity, rank_, theirs->identity, peer, layout);
     if (last_equal + 1 == at) return text;
     return fmt::format("some call after {} differed first, no longer known; {}", last_equal, text);
