@@ -324,20 +324,23 @@ TEST(NcclDeath, AKilledRankEndsThoseThatWaitForIt) {
 // A forked child keeps the rank's sockets open: the end of the process tells.
 TEST(NcclDeath, AKilledRankWithAChildIsNoticed) {
   SharedReports reports;
+  int until_the_end[2];  // the child lives until this process closes its end
+  ASSERT_EQ(pipe(until_the_end), 0);
   const auto body = [&](Bootstrap& bootstrap) {
+    close(until_the_end[1]);
     WatchedRank rank(bootstrap, reports);
     rank.Enqueue({1 - bootstrap.rank()});
     bootstrap.AllGather("");
     if (bootstrap.rank() == 1) {
-      if (fork() == 0) {
-        alarm(120);  // ends with the test at the latest
-        WaitForTheEnd();
-      }
+      char none;
+      if (fork() == 0) _exit(static_cast<int>(read(until_the_end[0], &none, 1)));
       kill(getpid(), SIGKILL);
     }
     WaitForTheEnd();
   };
   RunForkedRanks(2, std::chrono::seconds(60), body, {nccl::kWatchdogExitStatus, -SIGKILL});
+  close(until_the_end[1]);
+  close(until_the_end[0]);
 }
 
 // A rank whose part is done may end as it likes, however long the call goes on.
