@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Every bench on the GPUs of this machine, one process after the other, within LIMIT seconds. A
-# bench that fails or takes too long does not stop the others.
+# Checks the collectives on the GPUs of this machine, then runs every bench, one after the other,
+# within LIMIT seconds. What fails or takes too long does not stop the others.
 #
-#   bench/gpus.sh [PATTERN]    only the benches whose name contains PATTERN
+#   bench/gpus.sh [PATTERN]    only what has PATTERN in its name: check, llama, interference, train, ...
 #
 # PYTHON  an interpreter with torch for CUDA (default .venv/bin/python, else python3); tide is
 #         taken from this checkout, where python/tide/_core*.so must have been built for it
 # OUT     where JSON and logs go (default build/out)
 # LIMIT   seconds for everything (default 570)
 # RANKS   processes (default: one a GPU, at least 2)
+# TESTS   where nccl_gpu_test lies, for the checks (default build/tests/bin)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -34,9 +35,9 @@ echo "gpus: $gpus GPUs, $ranks ranks, results in $out"
 
 failed=()
 
-# name, seconds at most, then the arguments of python -m tide.bench.gpu.
-bench() {
-  local name="$1-$ranks" limit="$2" left=$((deadline - SECONDS)) start=$SECONDS status
+# name, seconds at most, then a command.
+step() {
+  local name="$1" limit="$2" left=$((deadline - SECONDS)) start=$SECONDS status
   shift 2
   [[ "$name" == *"$pattern"* ]] || return 0
   if [ "$left" -lt 10 ]; then
@@ -44,14 +45,37 @@ bench() {
     return
   fi
   # Ends the ranks, too: they die with their parent.
-  timeout -k 5 "$((limit < left ? limit : left))" "$python" -m tide.bench.gpu "$@" \
-    --ranks "$ranks" --json "$out/$name.json" 2>&1 | tee "$out/$name.log"
+  timeout -k 5 "$((limit < left ? limit : left))" "$@" 2>&1 | tee "$out/$name.log"
   status="${PIPESTATUS[0]}"
   echo "gpus: $name: status $status, $((SECONDS - start)) s"
   [ "$status" -eq 0 ] || failed+=("$name (status $status)")
 }
 
+# name, seconds at most, then the arguments of python -m tide.bench.gpu.
+bench() {
+  local name="$1-$ranks" limit="$2"
+  shift 2
+  step "$name" "$limit" "$python" -m tide.bench.gpu "$@" --ranks "$ranks" \
+    --json "$out/$name.json"
+}
+
+# Ranks a GPU: every (M, L) with as many ranks as fit the GPUs and the test, byte for byte.
+check() {
+  local a_gpu="$1" count used topologies=""
+  count=$((gpus * a_gpu > 8 ? 8 : gpus * a_gpu))
+  used=$(((count + a_gpu - 1) / a_gpu))
+  for ((nodes = 1; nodes <= count; ++nodes)); do
+    [ $((count % nodes)) -ne 0 ] || topologies+="*/${nodes}x$((count / nodes)):"
+  done
+  CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((used - 1)))" step "check-$count-on-$used" 240 \
+    "${TESTS:-build/tests/bin}/nccl_gpu_test" --gtest_filter="$topologies" \
+    --gtest_output="json:$out/check-$count-on-$used.json"
+}
+
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm --format=csv
+
+check 1
+check 2
 
 bench all-gather-llama70b 90 all-gather --preset llama70b-layer
 bench reduce-scatter-llama70b 90 reduce-scatter --preset llama70b-layer
@@ -66,6 +90,8 @@ if [ "$ranks" -ge 4 ]; then
   bench all-gather-llama70b-2-nodes 60 all-gather --preset llama70b-layer --nodes 2
   bench reduce-scatter-llama70b-2-nodes 60 reduce-scatter --preset llama70b-layer --nodes 2
 fi
+bench train-experts 300 train --preset moe
+bench train-dense 300 train --preset dense --tokens 1024,2048,4096
 # Beside the defaults: all multiprocessors for the sums, and a whole call as one chunk.
 TIDE_SUM_CTAS=132 bench reduce-scatter-llama70b-132-ctas 60 reduce-scatter --preset llama70b-layer
 TIDE_STAGING_SLOT=$((4 << 30)) \

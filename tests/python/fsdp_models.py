@@ -95,6 +95,11 @@ def cpu_mesh() -> DeviceMesh:
 _mesh: DeviceMesh | None = None
 
 
+def new_cpu_mesh() -> DeviceMesh:
+    """Returns a mesh over all ranks that no communicator of TIDE's has seen yet."""
+    return DeviceMesh.from_group(torch.distributed.new_group(), "cpu")
+
+
 def batch(context: Context, step: int, rows: int = 6) -> torch.Tensor:
     """Returns this rank's input of a step."""
     generator = torch.Generator().manual_seed(1000 * step + context.rank)

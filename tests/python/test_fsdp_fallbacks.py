@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from spawn import Context, RankGroup
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 Ranks = Callable[[int], RankGroup]
@@ -117,15 +118,16 @@ def test_tensor_parallelism(ranks: Ranks) -> None:
     ranks(4).run(tensor_parallel)
 
 
-def _linear() -> nn.Module:
-    return fully_shard(nn.Linear(fm.WIDTH, 6), mesh=fm.cpu_mesh())
+def _linear(mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(nn.Linear(fm.WIDTH, 6), mesh=mesh)
 
 
 def another_machine(context: Context) -> None:
     """Rank 1 in a network of its own, where it hears no Unix socket; gloo is connected already."""
     if context.rank == 1 and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
-    _falls_back(context, _linear, "not one node: ranks 0 and 1 do not share one machine's memory")
+    build = functools.partial(_linear, fm.cpu_mesh())
+    _falls_back(context, build, "not one node: ranks 0 and 1 do not share one machine's memory")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a network namespace")
@@ -148,12 +150,14 @@ def unreachable_name(context: Context) -> None:
         named = isinstance(value, bytes) and value.startswith(b"tide-") and context.rank == 1
         return [b"tide-elsewhere"] * len(answers) if named else answers
 
+    # The ranks that an earlier test connected stay connected.
+    build = functools.partial(_linear, fm.new_cpu_mesh())
     communicators.exchange_objects = misled
     try:
-        _falls_back(context, _linear, "not one node: ranks 0 and 1 do not share")
+        _falls_back(context, build, "not one node: ranks 0 and 1 do not share")
     finally:
         communicators.exchange_objects = exchange
-    with tide.enable(_linear(), strict=True):
+    with tide.enable(build(), strict=True):
         pass
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 import torch.distributed as dist
 from spawn import Context, RankFailure, RankGroup
 from tide import _core
+from tide.fsdp import communicators, storage
+from tide.fsdp.segment_memory import LEAST
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -263,3 +267,124 @@ def no_copies(context: Context) -> None:
 
 def test_a_step_packs_nothing(two_ranks: RankGroup) -> None:
     two_ranks.run(no_copies)
+
+
+_WIDE = 2048
+_LANDING = 2 * _WIDE * _WIDE * 2  # bytes; more than 10 MiB, so that torch counts it
+_BUSY_CYCLES = 1 << 29  # of the GPU; about a quarter of a second
+
+
+class _Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(_WIDE, 2 * _WIDE, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x)[:, :_WIDE]
+
+
+def _wide_model(mesh: DeviceMesh) -> nn.Module:
+    with torch.device("cuda"):
+        model = nn.Sequential(*(_Wide() for _ in range(3)))
+    mixed = MixedPrecisionPolicy(**_MIXED)
+    for block in model:
+        fully_shard(block, mesh=mesh, mp_policy=mixed)
+    return fully_shard(model, mesh=mesh, mp_policy=mixed)
+
+
+def _reserved() -> int:
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def _step(model: nn.Module, rank: int) -> None:
+    model(torch.full((_TOKENS, _WIDE), 0.01 * (rank + 1), device="cuda")).sum().backward()
+    model.zero_grad()
+
+
+def _grown(before: int, memory: int, when: str) -> None:
+    """Asserts that torch has reserved ``memory`` bytes more than ``before``."""
+    grown = _reserved() - before
+    assert abs(grown - memory) < LEAST, f"{when}: torch has {grown} bytes more, expected {memory}"
+
+
+def _segments(expected: int, when: str) -> None:
+    """Asserts how many segments torch's allocator has out."""
+    found = storage.segment_count()
+    assert found == expected, f"{when}: {found} segments, expected {expected}"
+
+
+def torch_counts_segments(context: Context) -> None:
+    """Torch's numbers grow by TIDE's segments, once, and shrink when the communicator ends."""
+    torch.cuda.set_device(context.rank)
+    mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
+    model = _wide_model(mesh)
+    _step(model, context.rank)
+    before, segments = _reserved(), storage.segment_count()
+    counted = []
+    for _ in range(3):
+        with tide.enable(model, mode="in_place", strict=True) as handle:
+            report = handle.report()
+            (channel,) = handle.channels
+            memory = channel.segment_memory
+            assert memory.reason is None, memory.reason
+            counted.append(memory.counted)
+            landing = report.memory["landing"]
+            assert memory.counted >= landing >= 2 * _LANDING, (memory.counted, landing, _LANDING)
+            assert any("torch's memory accounting has" in note for note in report.notes)
+            _grown(before, memory.counted, "enabled")
+            _step(model, context.rank)
+        _grown(before, memory.counted, "kept for the next enable")
+    assert counted == 3 * counted[:1], f"a later enable took more: {counted}"
+    with tide.enable(model, mode="in_place", strict=True):
+        model[0].unshard()
+    landed = model[0].layer.weight
+    expected = landed.detach().clone()
+    known = weakref.ref(channel)
+    for key in [key for key, (_, c) in communicators._channels.items() if c is channel]:
+        communicators._channels.pop(key)[1].core.close()
+    del handle, channel, memory
+    gc.collect()
+    assert known() is None, "a cycle holds the communicator and its segments"
+    _segments(segments + 1, "only the landing is still needed")
+    assert torch.equal(landed.detach(), expected)
+    # Freed while a kernel that reads it is still to run, as FSDP2 does after every forward.
+    torch.cuda._sleep(_BUSY_CYCLES)
+    late = landed.detach().clone()
+    model[0].reshard()
+    _segments(segments, "the landing was resharded")
+    assert torch.equal(late, expected)
+    del landed, late, expected
+    _grown(before, 0, "all is over")
+
+
+def test_torch_counts_segments(two_ranks: RankGroup) -> None:
+    two_ranks.run(torch_counts_segments)
+
+
+def frees_what_torch_keeps(context: Context) -> None:
+    """A segment takes the room of blocks that torch keeps unused, as any allocation does."""
+    torch.cuda.set_device(context.rank)
+    mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
+    model = _wide_model(mesh)
+    free, total = torch.cuda.mem_get_info()
+    limit = torch.cuda.memory_reserved() + (1 << 30)
+    assert free > 2 << 30
+    hoard = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(16)]
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        del hoard
+        with tide.enable(model, strict=True) as handle:
+            _step(model, context.rank)
+            (channel,) = handle.channels
+            assert channel.segment_memory.reason is None
+            assert channel.segment_memory.counted > 0
+            assert torch.cuda.memory_reserved() <= limit
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_segments_take_what_torch_keeps_unused(two_ranks: RankGroup) -> None:
+    two_ranks.run(frees_what_torch_keeps)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import fsdp_models as fm
 import pytest
 import tide
 from spawn import Context, RankGroup
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 Ranks = Callable[[int], RankGroup]
 
@@ -155,6 +157,41 @@ def reuse(context: Context) -> None:
 
 def test_memory_is_used_again(ranks: Ranks) -> None:
     ranks(2).run(reuse)
+
+
+def _mapped() -> set[str]:
+    """Returns the inodes of the landing segments that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "/memfd:tide:landing" in line}
+
+
+def ended_communicator(context: Context) -> None:
+    """A landing outlives its communicator, and then takes its segment along."""
+    import gc
+
+    import torch
+    from tide.fsdp import communicators
+
+    mesh = fm.new_cpu_mesh()
+    model = fully_shard(nn.Linear(fm.WIDTH, 6), mesh=mesh)
+    before = _mapped()
+    with tide.enable(model, strict=True) as handle:
+        model.unshard()
+    weight = model.weight.data
+    expected = weight.clone()
+    (channel,) = handle.channels
+    for key in [key for key, (_, c) in communicators._channels.items() if c is channel]:
+        communicators._channels.pop(key)[1].core.close()
+    del handle, channel
+    gc.collect()
+    assert len(_mapped() - before) == 1
+    assert torch.equal(weight, expected)
+    model.reshard()
+    assert _mapped() - before == set(), "nothing lies in the segment any more"
+
+
+def test_a_landing_outlives_its_communicator(ranks: Ranks) -> None:
+    ranks(2).run(ended_communicator)
 
 
 def no_memory(context: Context) -> None:

@@ -1,5 +1,6 @@
 #include "fabric/nccl/nccl_library.h"
 
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <cstring>
@@ -122,6 +123,19 @@ class Communicator final : public NcclCommunicator {
   std::vector<ncclWaitSignalDesc_t> descriptions_;  // kept to reuse the memory
 };
 
+// Waits for all work of the GPU that the memory lies on. Where CUDA has ended or failed there is
+// nothing to wait for, and nobody to tell.
+void SynchroniseOwner(const void* address) {
+  cudaPointerAttributes memory{};
+  int current = 0;
+  if (cudaPointerGetAttributes(&memory, address) == cudaSuccess &&
+      cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(memory.device) == cudaSuccess) {
+    cudaDeviceSynchronize();
+    cudaSetDevice(current);
+  }
+  cudaGetLastError();  // so that no later check takes the blame
+}
+
 class Library final : public NcclLibrary {
  public:
   explicit Library(NcclTable table) : table_(std::make_shared<NcclTable>(std::move(table))) {}
@@ -154,7 +168,12 @@ class Library final : public NcclLibrary {
     }
     return address;
   }
-  void Free(void* address) override { table_->mem_free(address); }
+  // Tensors die before the kernels that read them have run, and NCCL unmaps at once: unlike
+  // cudaFree, the driver does not always wait then.
+  void Free(void* address) override {
+    SynchroniseOwner(address);
+    table_->mem_free(address);
+  }
 
  private:
   const std::shared_ptr<NcclTable> table_;
