@@ -80,7 +80,7 @@ MachineModel H200Rails() {
 // of NVLink and memory: those are the data sheet's, times what an H200 reaches of its own.
 MachineModel PaperEightNodes() {
   MachineModel machine = H200();
-  for (auto& [name, source] : machine.sources) source = "as h200: " + source;
+  for (auto& [name, source] : machine.sources) source.insert(0, "as h200: ");
   machine.name = "paper-8-nodes";
   SetPaperRail(&machine);
   TIDE_SET(sum_gb_per_s, 99, "paper, appendix G");
