@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tide/machine.h"
+#include "tide/plan.h"
 #include "tide/program.h"
 
 namespace tide {
@@ -82,6 +83,20 @@ struct SimulationResult {
 // or if an operation can never run, with its text.
 SimulationResult Simulate(const std::vector<Program>& programs, const MachineModel& machine,
                           const SimulationOptions& options);
+
+// What is simulated for a request that leaves it open: the fabric's defaults.
+struct SimulationReportOptions {
+  AllGatherOptions all_gather;
+  ReduceScatterOptions reduce_scatter;  // staging.slot_bytes: the upper bound of a slot
+  SimulationOptions simulation;
+  bool timeline = false;  // also every operation with its times
+};
+
+// `operation`, "all-gather" or "reduce-scatter", of every group of a request of PlanReport: times,
+// the wire's floor and what limits it, as JSON (docs/simulation.md). Throws
+// Error(kInvalidArgument).
+std::string SimulationReport(const std::string& request_json, const std::string& operation,
+                             const SimulationReportOptions& options);
 
 }  // namespace tide
 
