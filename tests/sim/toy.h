@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/builder.h"
+#include "testing/programs.h"
 #include "tide/machine.h"
 #include "tide/plan.h"
 #include "tide/program.h"
@@ -36,18 +37,6 @@ inline MachineModel Toy() {
   toy.put_wait_us = 11;
   toy.sum_curves = {{1, {{8, 400}}}, {2, {{1, 25}, {2, 50}, {4, 100}}}};
   return toy;
-}
-
-// Programs written by `write(builder)`, one a rank.
-template <typename Write>
-std::vector<Program> WriteAll(const Topology& topology, const Write& write) {
-  std::vector<Program> programs;
-  for (int rank = 0; rank < topology.Ranks(); ++rank) {
-    internal::Builder builder("handmade", Lane::kReduceScatter, topology, rank);
-    write(builder);
-    programs.push_back(builder.Finish());
-  }
-  return programs;
 }
 
 inline void Copy(internal::Builder& builder, int queue, int peer, int buffer, int64_t bytes) {
