@@ -84,6 +84,31 @@ struct SimulationResult {
 SimulationResult Simulate(const std::vector<Program>& programs, const MachineModel& machine,
                           const SimulationOptions& options);
 
+// A training step of equal layers under FSDP2 with its default prefetch (docs/simulation.md).
+struct TrainingStep {
+  int layers = 1;
+  double forward_s = 0;  // compute of a layer
+  double backward_s = 0;
+  double optimizer_s = 0;
+  // Memory traffic of compute, reads plus writes, by which collectives beside it slow it down; 0:
+  // they don't.
+  double compute_gb_per_s = 0;
+  Mode mode = Mode::kInPlace;
+  // kInPlace: the all-gather of layer l - 2 is issued behind the reduce-scatter of layer l.
+  bool early_all_gather = true;
+};
+
+// The calls of one layer, a program a rank. Reduce-scatters of one node use the first bank only.
+struct LayerPrograms {
+  std::vector<Program> all_gather;
+  std::vector<Program> reduce_scatter[2];  // by bank
+  int64_t gradient_bytes = 0;              // of the unsharded layer
+};
+
+// From the first all-gather to the end of the optimizer. Throws as Simulate.
+SimulationResult SimulateStep(const LayerPrograms& layer, const TrainingStep& step,
+                              const MachineModel& machine, const SimulationOptions& options);
+
 // What is simulated for a request that leaves it open: the fabric's defaults.
 struct SimulationReportOptions {
   AllGatherOptions all_gather;
@@ -97,6 +122,11 @@ struct SimulationReportOptions {
 // Error(kInvalidArgument).
 std::string SimulationReport(const std::string& request_json, const std::string& operation,
                              const SimulationReportOptions& options);
+
+// A step whose layers are the request's only group, in the mode of the request or of `step`, as
+// JSON. Throws Error(kInvalidArgument).
+std::string StepReport(const std::string& request_json, const TrainingStep& step,
+                       const SimulationReportOptions& options);
 
 }  // namespace tide
 

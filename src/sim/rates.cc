@@ -87,6 +87,11 @@ Flow Rates::Kernel(int rank, const std::vector<Access>& accesses, double sources
   return flow;
 }
 
+Flow Rates::Compute(int rank, double seconds, double gb_per_s) const {
+  const double rate = std::min(gb_per_s, machine_.hbm_gb_per_s) * kGiga;
+  return {seconds * rate, rate, {{ResourceOf(rank, ResourceKind::kMemory), 1}}};
+}
+
 Flow Rates::Zero(int rank, double bytes) const {
   return {bytes, machine_.hbm_gb_per_s * kGiga, {{ResourceOf(rank, ResourceKind::kMemory), 1}}};
 }

@@ -28,7 +28,13 @@ class Rates {
     double bytes = 0;
   };
   Flow Kernel(int rank, const std::vector<Access>& accesses, double sources, bool cast) const;
+  // The caller's kernels: `seconds` of memory traffic at this rate.
+  Flow Compute(int rank, double seconds, double gb_per_s) const;
   Flow Zero(int rank, double bytes) const;
+
+  // Seconds of a kernel that copies this much at the memory's rate.
+  double ElementwiseCopy(double bytes) const { return 2 * bytes / (memory_gb_per_s() * 1e9); }
+  double memory_gb_per_s() const { return machine_.hbm_gb_per_s; }
 
   // Seconds.
   double batch() const { return us(machine_.batch_us); }

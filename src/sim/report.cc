@@ -43,19 +43,51 @@ ReduceScatterOptions ReduceScatterOf(const SizingRequest& request, const SizedGr
   return chosen;
 }
 
-std::vector<Program> ProgramsOf(const std::string& operation, const SizingRequest& request,
-                                const SizedGroup& group, const SimulationReportOptions& options) {
-  std::vector<Program> programs;
-  for (int rank = 0; rank < request.topology.Ranks(); ++rank) {
-    if (operation == "all-gather") {
-      programs.push_back(PlanAllGather(group.layout, group.shard_dtypes, request.topology, rank,
-                                       AllGatherOf(group, options)));
-    } else {
-      programs.push_back(PlanReduceScatter(group.layout, group.spec, request.topology, rank,
-                                           ReduceScatterOf(request, group, options)));
-    }
+template <typename Plan>
+std::vector<Program> OfAllRanks(const Topology& topology, const Plan& plan) {
+  std::vector<Program> programs(static_cast<size_t>(topology.Ranks()));
+  for (int rank = 0; rank < topology.Ranks(); ++rank) {
+    programs[static_cast<size_t>(rank)] = plan(rank);
   }
   return programs;
+}
+
+std::vector<Program> AllGathers(const SizingRequest& request, const SizedGroup& group,
+                                const SimulationReportOptions& options) {
+  const AllGatherOptions chosen = AllGatherOf(group, options);
+  return OfAllRanks(request.topology, [&](int rank) {
+    return PlanAllGather(group.layout, group.shard_dtypes, request.topology, rank, chosen);
+  });
+}
+
+std::vector<Program> ReduceScatters(const SizingRequest& request, const SizedGroup& group, int bank,
+                                    const SimulationReportOptions& options) {
+  const ReduceScatterOptions chosen = ReduceScatterOf(request, group, options);
+  ReduceScatterSpec spec = group.spec;
+  spec.bank = bank;
+  return OfAllRanks(request.topology, [&](int rank) {
+    return PlanReduceScatter(group.layout, spec, request.topology, rank, chosen);
+  });
+}
+
+Json HeadOf(const std::string& operation, const SizingRequest& request) {
+  return {{"operation", operation},
+          {"machine", request.machine.name},
+          {"nodes", request.topology.nodes},
+          {"local_ranks", request.topology.local_ranks},
+          {"ranks", request.topology.Ranks()},
+          {"rows", Json::array()}};
+}
+
+int64_t GradientBytes(const SizedGroup& group) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < group.spec.params.size(); ++i) {
+    const ParamShape& shape =
+        group.layout.params()[static_cast<size_t>(group.spec.params[i])].shape;
+    bytes +=
+        shape.rows * shape.row_elems * static_cast<int64_t>(ItemSize(group.spec.grad_dtypes[i]));
+  }
+  return bytes;
 }
 
 Json SpanJson(const SimulatedSpan& span) {
@@ -117,8 +149,8 @@ Json WaitsJson(const std::vector<SimulatedWait>& waits) {
   return list;
 }
 
-Json RowOf(const SizedGroup& group, const SimulationResult& result, bool timeline) {
-  Json row = {{"group", group.layout.name()},
+Json RowOf(const std::string& name, const SimulationResult& result, bool timeline) {
+  Json row = {{"group", name},
               {"ms", result.seconds * kMilli},
               {"first_rank_ms",
                *std::min_element(result.rank_seconds.begin(), result.rank_seconds.end()) * kMilli}};
@@ -131,8 +163,8 @@ Json RowOf(const SizedGroup& group, const SimulationResult& result, bool timelin
                              {"part", limit.seconds / result.seconds}});
   }
   row["resources"] = Json::array();
-  for (const auto& [name, resource] : busiest) {
-    row["resources"].push_back({{"name", name},
+  for (const auto& [kind, resource] : busiest) {
+    row["resources"].push_back({{"name", kind},
                                 {"rank", resource.rank},
                                 {"busy_ms", resource.busy_s * kMilli},
                                 {"bytes", resource.bytes},
@@ -155,14 +187,41 @@ std::string SimulationReport(const std::string& request_json, const std::string&
   }
   const ReportRequest request = internal::ParseReportRequest(request_json);
   const SizingRequest& sizing = request.sizing;
-  Json report = {{"operation", operation},           {"machine", sizing.machine.name},
-                 {"nodes", sizing.topology.nodes},   {"local_ranks", sizing.topology.local_ranks},
-                 {"ranks", sizing.topology.Ranks()}, {"rows", Json::array()}};
+  Json report = HeadOf(operation, sizing);
   for (const SizedGroup& group : sizing.groups) {
-    const auto programs = ProgramsOf(operation, sizing, group, options);
+    const auto programs = operation == "all-gather" ? AllGathers(sizing, group, options)
+                                                    : ReduceScatters(sizing, group, 0, options);
     const auto result = Simulate(programs, sizing.machine, options.simulation);
-    report["rows"].push_back(RowOf(group, result, options.timeline));
+    report["rows"].push_back(RowOf(group.layout.name(), result, options.timeline));
   }
+  return report.dump(1);
+}
+
+std::string StepReport(const std::string& request_json, const TrainingStep& step,
+                       const SimulationReportOptions& options) {
+  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+  if (request.groups.size() != 1) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("groups: expected one, that of every layer, got {}", request.groups.size()));
+  }
+  TrainingStep asked = step;
+  asked.mode = request.mode.value_or(step.mode);
+  request.mode = asked.mode;
+  const SizedGroup& group = request.groups[0];
+  LayerPrograms layer;
+  layer.all_gather = AllGathers(request, group, options);
+  for (int bank = 0; bank < (request.topology.nodes > 1 ? 2 : 1); ++bank) {
+    layer.reduce_scatter[bank] = ReduceScatters(request, group, bank, options);
+  }
+  layer.gradient_bytes = GradientBytes(group);
+  const auto result = SimulateStep(layer, asked, request.machine, options.simulation);
+  Json report = HeadOf("training step", request);
+  report["mode"] = Name(asked.mode);
+  report["layers"] = asked.layers;
+  report["compute_ms"] =
+      (asked.layers * (asked.forward_s + asked.backward_s) + asked.optimizer_s) * kMilli;
+  report["rows"].push_back(RowOf(group.layout.name(), result, options.timeline));
   return report.dump(1);
 }
 

@@ -53,7 +53,7 @@ SimulationResult Simulate(const std::vector<Program>& programs, const MachineMod
   const auto ends = translator.AddCall(options.pacing ? programs : WithoutPacing(programs), ready);
   const auto capacities = rates.Capacities(static_cast<int>(programs.size()));
   const auto outcome = sim::RunTasks(translator, capacities, options.check_interrupt);
-  return sim::Summarise(translator, outcome, capacities, ends.done);
+  return sim::Summarise(translator, outcome, capacities, ends);
 }
 
 }  // namespace tide

@@ -40,8 +40,22 @@ const char* Name(Overhead overhead) {
       return "memory operations";
     case Overhead::kNccl:
       return "starts of puts, signals between nodes";
+    case Overhead::kCompute:
+      return "compute";
   }
   return "";
+}
+
+// Of a flow that nothing but itself held back.
+const char* OwnRate(Overhead overhead) {
+  switch (overhead) {
+    case Overhead::kKernel:
+      return "a kernel's rate";
+    case Overhead::kCompute:
+      return Name(overhead);
+    default:
+      return "a copy's rate";
+  }
 }
 
 class Summary {
@@ -65,8 +79,7 @@ class Summary {
       limits[Name(overhead)] += at.flows - at.start;
       for (size_t kind = 0; kind < at.limited.size(); ++kind) {
         const bool own = kind == kResourceKinds;
-        const char* own_name = overhead == Overhead::kKernel ? "a kernel's rate" : "a copy's rate";
-        limits[own ? own_name : Name(static_cast<ResourceKind>(kind))] += at.limited[kind];
+        limits[own ? OwnRate(overhead) : Name(static_cast<ResourceKind>(kind))] += at.limited[kind];
       }
       const double before = at.cause == kNoTask ? 0 : timing(at.cause).end;
       limits[Name(overhead)] += at.start - before;

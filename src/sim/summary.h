@@ -2,6 +2,7 @@
 #ifndef TIDE_SIM_SUMMARY_H_
 #define TIDE_SIM_SUMMARY_H_
 
+#include <functional>
 #include <vector>
 
 #include "sim/engine.h"

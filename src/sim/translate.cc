@@ -63,6 +63,13 @@ int Translator::AddDelay(int stream, double seconds, std::string what) {
   return AddTask(stream, Overhead::kNone, seconds, {}, std::move(what));
 }
 
+int Translator::AddCompute(int stream, double seconds, double gb_per_s, std::string what) {
+  const int rank = streams_[static_cast<size_t>(stream)].rank;
+  Flow flow = rates_.Compute(rank, seconds, gb_per_s);
+  const double delay = flow.bytes > 0 ? 0 : seconds;
+  return AddTask(stream, Overhead::kCompute, delay, std::move(flow), std::move(what));
+}
+
 void Translator::Follow(int stream, int task, double lag) {
   if (task != kNoTask) states_[static_cast<size_t>(stream)].pending.push_back({task, lag});
 }
@@ -73,9 +80,10 @@ int Translator::Tail(int stream) {
   return state.last;
 }
 
-Translator::CallEnds Translator::AddCall(const std::vector<Program>& programs,
-                                         const std::vector<int>& ready) {
-  CallEnds ends;
+std::vector<int> Translator::AddCall(const std::vector<Program>& programs,
+                                     const std::vector<int>& ready) {
+  std::vector<int> ends;
+  ends.reserve(programs.size());
   for (const Program& program : programs) {
     const nccl::Lowered lowered = nccl::Lower(program);
     Context context{&program, &lowered, {}, std::vector<int>(static_cast<size_t>(lowered.events))};
@@ -86,8 +94,7 @@ Translator::CallEnds Translator::AddCall(const std::vector<Program>& programs,
     context.events[nccl::kReadyEvent] = ready[static_cast<size_t>(program.rank)];
     context.events[nccl::kGateEvent] = ready[static_cast<size_t>(program.rank)];
     for (const Command& command : lowered.commands) AddCommand(&context, command);
-    ends.read_done.push_back(context.events[nccl::kReadDoneEvent]);
-    ends.done.push_back(context.events[nccl::kDoneEvent]);
+    ends.push_back(context.events[nccl::kDoneEvent]);
   }
   ResolveWaits();
   for (const Program& program : programs) {

@@ -20,7 +20,7 @@
 namespace tide::sim {
 
 // What a task's delay is spent on.
-enum class Overhead : uint8_t { kNone, kBatch, kKernel, kMemoryOp, kNccl };
+enum class Overhead : uint8_t { kNone, kBatch, kKernel, kMemoryOp, kNccl, kCompute };
 
 struct TaskInfo {
   int stream = 0;
@@ -39,17 +39,15 @@ class Translator {
  public:
   Translator(const Topology& topology, const Rates& rates);
 
-  // The caller's readiness, then the tasks that end the call, one a rank; kNoTask: at the start.
-  struct CallEnds {
-    std::vector<int> read_done;
-    std::vector<int> done;
-  };
-  // Programs of one call, one a rank. `ready`: one task a rank.
-  CallEnds AddCall(const std::vector<Program>& programs, const std::vector<int>& ready);
+  // Programs of one call, one a rank. `ready`: what each rank's caller has to end first. Returns
+  // the tasks that end the call. One a rank; kNoTask: at the start.
+  std::vector<int> AddCall(const std::vector<Program>& programs, const std::vector<int>& ready);
 
-  // A stream of the caller's, and a task of `seconds` on it.
+  // A stream of the caller's, and what it does on it: nothing for a while, or compute that takes
+  // `seconds` where nothing slows it down.
   int AddStream(int rank, std::string name);
   int AddDelay(int stream, double seconds, std::string what);
+  int AddCompute(int stream, double seconds, double gb_per_s, std::string what);
   // What the stream gets next follows `task`.
   void Follow(int stream, int task, double lag);
   // The task after which everything on the stream so far has ended; kNoTask: there is nothing.

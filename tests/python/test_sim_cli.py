@@ -157,4 +157,39 @@ def test_refuses(tmp_path) -> None:
     other = write(tmp_path / "x.json", {"environment": environment("NVIDIA B200"), "rows": [row()]})
     assert "no model of NVIDIA B200; give --machine" in refusal("compare", other)
     nothing = write(tmp_path / "y.json", [])
-    assert "expected a file with an all-gather" in refusal("compare", nothing)
+    assert "expected a file with a collective" in refusal("compare", nothing)
+
+
+def test_a_step_beside_what_was_measured() -> None:
+    files = RESULTS.glob("h200x2-train-*.json")
+    rows = [made for file in files for made in predict.compare(file)]
+    assert len(rows) == 2 * 27
+    for made in rows:
+        # Nothing slows compute down, or it is all memory traffic: the truth lies between.
+        low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.96, 1.17)
+        assert low < made["over_measured"] < high, made
+
+
+def test_step_models_are_those_of_the_bench() -> None:
+    torch = pytest.importorskip("torch")
+    from tide.bench.gpu import models
+
+    with torch.device("meta"):
+        made = {"moe": models.ExpertLayer(2048, 768, 128), "dense": models.DenseBlock(8192, 28672)}
+    for name, module in made.items():
+        shapes = sorted((p.shape[0], p[0].numel()) for p in module.parameters())
+        assert shapes == sorted(predict.STEP_MODELS[name][1]), name
+
+
+def test_step_shows_compute_and_collectives(tmp_path) -> None:
+    file = tmp_path / "step.json"
+    compute = ("--layers", "3", "--forward-ms", "5", "--backward-ms", "10", "--optimizer-ms", "1")
+    report = sim("step", *PAIR, *compute, "--trace", str(file))
+    assert report["compute_ms"] == pytest.approx(46)
+    # Compute hides all but the first all-gather and the last reduce-scatter.
+    ends = sum(sim(name, *PAIR)["rows"][0]["ms"] for name in ("all-gather", "reduce-scatter"))
+    assert report["rows"][0]["ms"] == pytest.approx(46 + ends, abs=0.05)
+    spans = [e["name"] for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert spans.count("backward 2") == 2  # ranks
+    shown = runner.invoke(app, ["sim", "step", *PAIR, *compute, "--mode", "slot_reuse"]).stdout
+    assert "slot_reuse: compute alone takes 46.000 ms" in shown

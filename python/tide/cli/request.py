@@ -40,7 +40,7 @@ def preset_groups(name: str) -> list[dict[str, Any]]:
 
     if name not in PRESETS:
         fail("plan", f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
-    return [group(name)]
+    return [group(name, PRESETS[name])]
 
 
 def machine_field(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,23 +123,14 @@ def _write_trace(file: Path, report: dict[str, Any]) -> None:
         fail("sim", f"--trace {file}: {error.strerror}")
 
 
-def _run(
-    operation: str,
-    request: dict[str, Any],
-    sum_ctas: int,
-    pacing: bool,
-    as_json: bool,
-    trace: Path | None,
-) -> None:
-    from tide import Error, _core
+def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
+    """Prints what the core answers, and writes the trace."""
+    from tide import Error
 
     try:
-        text = _core.simulate(
-            json.dumps(request), operation, sum_ctas, pacing, timeline=trace is not None
-        )
+        report = json.loads(ask())
     except Error as error:
         fail("sim", error)
-    report = json.loads(text)
     if trace is not None:
         _write_trace(trace, report)
         for row in report["rows"]:
@@ -148,9 +140,28 @@ def _run(
         return
     out = console()
     out.print(_summary(report))
+    if "compute_ms" in report:
+        out.print(
+            f"{report['layers']} layers, {report['mode']}: compute alone takes "
+            f"{_ms(report['compute_ms'])} ms"
+        )
     for row in report["rows"]:
         for part in _details(row):
             out.print(part)
+
+
+def _run(
+    operation: str,
+    request: dict[str, Any],
+    sum_ctas: int,
+    pacing: bool,
+    as_json: bool,
+    trace: Path | None,
+) -> None:
+    from tide import _core
+
+    arguments = (json.dumps(request), operation, sum_ctas, pacing, trace is not None)
+    _show(lambda: _core.simulate(*arguments), as_json, trace)
 
 
 def _fields(
@@ -210,6 +221,37 @@ def reduce_scatter(
     _run("reduce-scatter", request, sum_ctas, pacing, as_json, trace)
 
 
+@sim.command("step")
+def step(
+    file: File = None,
+    preset: Preset = None,
+    nodes: NodesOption = None,
+    local: Local = None,
+    machine: Machine = None,
+    layers: Annotated[int, typer.Option(min=1, help="equal layers, each the group")] = 12,
+    forward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 1.0,
+    backward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 2.0,
+    optimizer_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    compute_gb_per_s: Annotated[
+        float, typer.Option(min=0, help="memory traffic of compute; 0: nothing slows it down")
+    ] = 0.0,
+    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
+    early: Annotated[
+        bool, typer.Option(help="in_place: gather layer l - 2 behind reduce l")
+    ] = True,
+    as_json: AsJson = False,
+    trace: Trace = None,
+) -> None:
+    """A training step of FSDP2 with its default prefetch: gathers, computes, reduces."""
+    from tide import _core
+
+    fields = _fields(nodes, local, machine, {"mode": mode})
+    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s, early)
+    arguments = (json.dumps(request), *times, trace is not None)
+    _show(lambda: _core.simulate_step(*arguments), as_json, trace)
+
+
 @sim.command("compare")
 def compare(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
@@ -218,7 +260,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measured collectives of benches on GPUs beside what the simulator says of them."""
+    """Collectives and steps that benches on GPUs have measured, beside what is simulated."""
     from tide import Error
     from tide.bench import predict
 
@@ -230,7 +272,7 @@ def compare(
         except (Error, ValueError) as error:
             fail("sim", error)
     if not rows:
-        fail("sim", "expected a file with an all-gather or a reduce-scatter on GPUs")
+        fail("sim", "expected a file with a collective or a training step on GPUs")
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -240,6 +282,7 @@ def compare(
             row["op"],
             row["preset"],
             f"{row['nodes']} x {row['ranks'] // row['nodes']}",
+            f"{row['compute_gb_per_s']:g}" if "compute_gb_per_s" in row else "-",
             _ms(row["measured_ms"]),
             "-" if row["predicted_ms"] is None else _ms(row["predicted_ms"]),
             "-" if row["over_measured"] is None else f"{row['over_measured']:.3f}",
@@ -247,7 +290,8 @@ def compare(
         )
         for row in rows
     ]
-    header = ("file", "op", "preset", "nodes", "measured ms", "simulated ms", "ratio", "limited by")
+    header = ("file", "op", "preset", "nodes", "compute GB/s", "measured ms", "simulated ms")
+    header += ("ratio", "limited by")
     console().print(table("Simulated / measured", header, cells))
 
 
