@@ -109,7 +109,7 @@ class Step {
   }
 
   Tasks Call(const std::vector<Program>& programs, const std::vector<int>& streams) {
-    const Tasks ends = translator_.AddCall(programs, Tail(streams));
+    Tasks ends = translator_.AddCall(programs, Tail(streams));
     Follow(streams, ends);
     return ends;
   }
