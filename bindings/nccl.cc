@@ -10,6 +10,7 @@
 #include "fabric/fabric.h"
 #include "fabric/nccl/make_fabric.h"
 #include "fabric/nccl/nccl_library.h"
+#include "nccl_memory.h"
 #endif
 
 namespace {
@@ -57,4 +58,9 @@ void BindNccl(nanobind::module_& m) {
       .value("HOST", tide::FabricKind::kHost)
       .value("NCCL", tide::FabricKind::kNccl);
   m.def("nccl", &FindNccl);
+#ifdef TIDE_WITH_NCCL
+  m.def("nccl_allocation_bytes", [](uintptr_t address) {
+    return NcclAllocationBytes(reinterpret_cast<const void*>(address));
+  });
+#endif
 }

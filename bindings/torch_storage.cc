@@ -1,23 +1,30 @@
-// The only file of TIDE that sees torch's C++ types. It needs c10/core/{Allocator,StorageImpl}.h
-// and exports a plain C interface that Python loads with ctypes, so that the rest of TIDE does not
-// depend on the version of torch.
+// The only file of TIDE that sees torch's C++ types. It needs c10/core/{Allocator,
+// CachingDeviceAllocator,StorageImpl}.h and exports a plain C interface that Python loads with
+// ctypes, so that the rest of TIDE does not depend on the version of torch.
 //
-// Two objects:
+// Three objects:
 //   Slot     counts who uses one landing slot: its owner (the slot pool) and every storage whose
 //            memory lies in it. The lease on the slot's segment is returned with the last of them,
 //            so a tensor stays valid after the pool is gone.
 //   Landing  the allocator of one parameter's unsharded storage. FSDP2 resizes that storage to zero
 //            and back; an allocation takes the address bound for it, or else ordinary memory.
+//   Segment  memory that torch's allocator gave out of a pool made for it alone. Nothing of Python
+//            holds it or is needed to free it.
 //
 // Threads: binding and resizing of one storage happen in the thread that runs FSDP2. A storage may
 // be released by any thread, with or without the GIL.
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <utility>
 
 namespace {
 
@@ -81,6 +88,18 @@ class Landing final : public c10::Allocator {
   Slot* slot_ = nullptr;
 };
 
+struct Segment {
+  c10::DataPtr memory;
+  c10::MempoolId_t pool;
+};
+
+std::atomic<int64_t> segment_count{0};
+
+// Torch's allocator ends with the process' statics. This library is loaded after it, and its exit
+// handler runs before them: what is freed later stays with the driver.
+std::atomic<bool> exiting{false};
+[[maybe_unused]] const int at_exit = std::atexit([] { exiting = true; });
+
 c10::StorageImpl* AsStorage(void* storage) { return static_cast<c10::StorageImpl*>(storage); }
 
 }  // namespace
@@ -95,6 +114,35 @@ void tide_slot_close(void* slot) { DropSlot(slot); }
 int64_t tide_slot_live(const void* slot) {
   return static_cast<const Slot*>(slot)->references.load(std::memory_order_acquire) - 1;
 }
+
+// Takes the memory out of a storage, which is empty then. The pool that it came from has no other
+// owner when it is released.
+void* tide_segment_take(void* storage, uint64_t pool_first, uint64_t pool_second) {
+  c10::StorageImpl* target = AsStorage(storage);
+  c10::DataPtr memory = target->set_data_ptr(c10::DataPtr(nullptr, target->device()));
+  target->set_nbytes(0);
+  ++segment_count;
+  return new Segment{std::move(memory), {pool_first, pool_second}};
+}
+
+// Gives the memory back to torch, and what its pool kept to whom it came from.
+void tide_segment_release(void* segment) {
+  if (exiting) return;
+  auto* released = static_cast<Segment*>(segment);
+  const c10::DeviceType device = released->memory.device().type();
+  const c10::MempoolId_t pool = released->pool;
+  try {
+    delete released;
+    --segment_count;
+    auto* cache = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device));
+    if (cache != nullptr) cache->emptyCache(pool);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tide: freeing a segment: %s\n", error.what());
+  }
+}
+
+// Segments that exist.
+int64_t tide_segment_count() { return segment_count.load(std::memory_order_relaxed); }
 
 // Bytes of a storage; compared with torch's own answer when the library is loaded.
 uint64_t tide_storage_bytes(void* storage) { return AsStorage(storage)->nbytes(); }

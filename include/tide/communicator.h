@@ -57,6 +57,14 @@ struct CommunicatorOptions {
   std::string nccl_library;
   // kNccl: thread blocks of a sum or a landing. 0: 3/8 of the multiprocessors.
   int sum_ctas = 0;
+  // kNccl: the caller's cudaStream_t with work that must not be held up by waits for peers, as far
+  // as they exist. The communicator's own streams are chosen so that they share no hardware queue
+  // with them, once, when it is made; it waits for what they hold.
+  std::vector<void*> compute_streams;
+  // kNccl: asked first for the memory of a segment: all of one allocation of that library's
+  // ncclMemAlloc, of exactly `bytes`, a multiple of 2 MiB, until the last share of it is gone. Null
+  // leaves the segment to NCCL, an Error(kOutOfMemory) does not. Empty: NCCL alone is asked.
+  std::function<std::shared_ptr<void>(int64_t bytes)> allocate_segment;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).
@@ -107,6 +115,9 @@ struct AllGatherCall {
   // kNccl: the caller's cudaStream_t. The call follows what the stream holds now, precedes what it
   // gets next, and returns at once. Without one the call returns when it is done.
   std::optional<void*> stream = {};
+  // The call follows what this stream holds now, in place of what `stream` holds. Where that holds
+  // an earlier all-gather, the casts of this one run beside its transfers. Needs `stream`.
+  std::optional<void*> ready_stream = {};
 };
 
 struct ReduceScatterCall {
@@ -169,6 +180,9 @@ class Communicator {
   // Why kNodeShared segments are per rank here, the same on all ranks of a node; empty if they are
   // not.
   const std::string& unshared_reason() const;
+  // How many of this rank's streams share a hardware queue with compute_streams all the same: no
+  // better ones were found.
+  int aliased_streams() const;
   // Temporary regions of this rank as they are reserved now, equal on all ranks; landings are the
   // caller's segments. (Paper, equations 10 to 12.)
   const RegionBytes& regions() const;

@@ -49,6 +49,12 @@ class Prepared {
   virtual ~Prepared() = default;
 };
 
+// The call follows what `ready` holds and precedes what `done` gets next.
+struct CallStreams {
+  void* ready = nullptr;
+  void* done = nullptr;
+};
+
 // One call as executors and error messages see it.
 struct Call {
   const Program* program = nullptr;
@@ -56,7 +62,7 @@ struct Call {
   const Binding* binding = nullptr;
   CallIdentity identity;
   const GroupLayout* layout = nullptr;  // null for a barrier
-  std::optional<void*> stream;          // see AllGatherCall
+  std::optional<CallStreams> streams;   // see AllGatherCall
 };
 
 // Receives one span an operation.
@@ -73,13 +79,14 @@ class Fabric {
   virtual int rank() const = 0;
   // Collective. Throws the same Error(kOutOfMemory) on every rank if one of them has no room.
   virtual SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) = 0;
-  // See Communicator.
+  // See Communicator, both.
   virtual const std::string& unshared_reason() const = 0;
+  virtual int aliased_streams() const { return 0; }
   // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment, and starts
   // at a page if the node shares it.
   virtual void CheckRange(SegmentAddress address, int64_t bytes) const = 0;
   virtual std::shared_ptr<Prepared> Prepare(const Program& /*program*/) { return nullptr; }
-  // Runs the program to its end, or enqueues it if the call has a stream; returns the seconds in
+  // Runs the program to its end, or enqueues it if the call has streams; returns the seconds in
   // which nothing could move.
   virtual double Execute(const Call& call, TraceSink* trace) = 0;
 };

@@ -145,7 +145,7 @@ class Communicator::Impl {
       return {const_cast<void*>(call.shards[static_cast<size_t>(buffer.index)]), {}};
     });
     binding_.scale = 1.0F;
-    Execute(planned, call.stream, call.group, nullptr, synchronised);
+    Execute(planned, StreamsOf(call.ready_stream, call.stream), call.group, nullptr, synchronised);
   }
 
   void ReduceScatter(const ReduceScatterCall& call, bool synchronised) {
@@ -190,7 +190,7 @@ class Communicator::Impl {
       }
     });
     binding_.scale = call.scale;
-    Execute(planned, call.stream, call.group, &call.params, synchronised);
+    Execute(planned, StreamsOf({}, call.stream), call.group, &call.params, synchronised);
   }
 
   void Barrier() {
@@ -289,7 +289,14 @@ class Communicator::Impl {
     }
   }
 
-  void Execute(const Planned& planned, std::optional<void*> stream, int group_id,
+  static std::optional<CallStreams> StreamsOf(std::optional<void*> ready,
+                                              std::optional<void*> done) {
+    if (done) return CallStreams{ready.value_or(*done), *done};
+    if (!ready) return std::nullopt;
+    throw Error(ErrorCode::kInvalidArgument, "a call with a ready_stream needs a stream, too");
+  }
+
+  void Execute(const Planned& planned, std::optional<CallStreams> streams, int group_id,
                const std::vector<int>* params, bool synchronised) {
     const Program& program = planned.program;
     if (poisoned_) {
@@ -301,7 +308,7 @@ class Communicator::Impl {
     Call call;
     call.program = &program;
     call.prepared = planned.prepared;
-    call.stream = stream;
+    call.streams = streams;
     call.binding = &binding_;
     call.layout = group_id >= 0 ? &group(group_id).layout : nullptr;
     if (synchronised) FillIdentity(group_id, params, &call);
@@ -369,6 +376,7 @@ const RegionBytes& Communicator::regions() const { return impl_->regions(); }
 const std::string& Communicator::unshared_reason() const {
   return impl_->fabric().unshared_reason();
 }
+int Communicator::aliased_streams() const { return impl_->fabric().aliased_streams(); }
 void Communicator::Reserve(const std::vector<GroupNeed>& needs) { impl_->Reserve(needs); }
 void Communicator::AllGather(const AllGatherCall& call) { impl_->AllGather(call, true); }
 void Communicator::ReduceScatter(const ReduceScatterCall& call) {

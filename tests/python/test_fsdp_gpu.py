@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,3 +213,110 @@ def no_copies(context: Context) -> None:
 
 def test_a_step_packs_nothing(two_ranks: RankGroup) -> None:
     two_ranks.run(no_copies)
+
+
+_WIDE = 2048
+_LANDING = 2 * _WIDE * _WIDE * 2  # bytes; more than 10 MiB, so that torch counts it
+
+
+class _Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(_WIDE, 2 * _WIDE, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x)[:, :_WIDE]
+
+
+def _wide_model(mesh: DeviceMesh) -> nn.Module:
+    with torch.device("cuda"):
+        model = nn.Sequential(*(_Wide() for _ in range(3)))
+    mixed = MixedPrecisionPolicy(**_MIXED)
+    for block in model:
+        fully_shard(block, mesh=mesh, mp_policy=mixed)
+    return fully_shard(model, mesh=mesh, mp_policy=mixed)
+
+
+def _reserved() -> int:
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def _step(model: nn.Module, rank: int) -> None:
+    model(torch.full((_TOKENS, _WIDE), 0.01 * (rank + 1), device="cuda")).sum().backward()
+    model.zero_grad()
+
+
+def torch_counts_segments(context: Context) -> None:
+    """Torch's numbers grow by TIDE's segments, once, and shrink when the communicator ends."""
+    from tide.fsdp import communicators, storage
+    from tide.fsdp.segment_memory import LEAST
+
+    torch.cuda.set_device(context.rank)
+    mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
+    model = _wide_model(mesh)
+    _step(model, context.rank)
+    before, segments = _reserved(), storage.segment_count()
+    counted = []
+    for _ in range(3):
+        with tide.enable(model, mode="in_place", strict=True) as handle:
+            report = handle.report()
+            (channel,) = handle.channels
+            memory = channel.segment_memory
+            assert memory.reason is None, memory.reason
+            counted.append(memory.counted)
+            assert memory.counted >= report.memory["landing"] >= 2 * _LANDING
+            assert any("torch's memory accounting has" in note for note in report.notes)
+            assert abs(_reserved() - before - memory.counted) < LEAST
+            _step(model, context.rank)
+        # Kept for the next enable.
+        assert abs(_reserved() - before - memory.counted) < LEAST
+    assert counted == 3 * counted[:1], "a later enable took more"
+    with tide.enable(model, mode="in_place", strict=True):
+        model[0].unshard()
+    landed = model[0].layer.weight
+    expected = landed.detach().clone()
+    known = weakref.ref(channel)
+    for key in [key for key, (_, c) in communicators._channels.items() if c is channel]:
+        communicators._channels.pop(key)[1].core.close()
+    del handle, channel, memory
+    gc.collect()
+    assert known() is None, "a cycle holds the communicator and its segments"
+    assert storage.segment_count() == segments + 1, "only the landing is still needed"
+    assert torch.equal(landed.detach(), expected)
+    model[0].reshard()
+    assert storage.segment_count() == segments
+    del landed, expected
+    assert abs(_reserved() - before) < LEAST
+
+
+def test_torch_counts_segments(two_ranks: RankGroup) -> None:
+    two_ranks.run(torch_counts_segments)
+
+
+def frees_what_torch_keeps(context: Context) -> None:
+    """A segment takes the room of blocks that torch keeps unused, as any allocation does."""
+    torch.cuda.set_device(context.rank)
+    mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
+    model = _wide_model(mesh)
+    free, total = torch.cuda.mem_get_info()
+    limit = torch.cuda.memory_reserved() + (1 << 30)
+    assert free > 2 << 30
+    hoard = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(16)]
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        del hoard
+        with tide.enable(model, strict=True) as handle:
+            _step(model, context.rank)
+            (channel,) = handle.channels
+            assert channel.segment_memory.reason is None
+            assert channel.segment_memory.counted > 0
+            assert torch.cuda.memory_reserved() <= limit
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_segments_take_what_torch_keeps_unused(two_ranks: RankGroup) -> None:
+    two_ranks.run(frees_what_torch_keeps)

@@ -92,7 +92,8 @@ def measure_memory(context: Context, config: MemoryConfig) -> MemoryPass:
     """Trains one model alone, a few steps.
 
     The one sample is what this rank's GPU must have: torch's peak, and what lies outside torch,
-    which only grows (the context, NCCL's buffers, TIDE's segments).
+    which only grows: the context, NCCL's buffers, and TIDE's segments as far as they are not out of
+    torch's allocator (``handle.report()`` says).
     """
     mesh = _mesh(context.rank)
     trainer = Trainer(context.rank, config.demo, config.through_tide, mesh, StreamClock())

@@ -27,8 +27,9 @@ _ROWS = (
     ("peak memory, all ranks", "peak_mib", "MiB"),
 )
 _ON_GPUS = (
-    "memory: the peak that torch reserved on each GPU, and all that lies outside torch there (CUDA "
-    "contexts, NCCL, TIDE's segments); collectives run beside compute: see the traces of rank 0"
+    "memory: the peak that torch reserved on each GPU, TIDE's segments with it, and all that lies "
+    "outside torch there (CUDA contexts, NCCL); collectives run beside compute: see the traces of "
+    "rank 0"
 )
 
 

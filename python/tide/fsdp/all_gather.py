@@ -54,14 +54,17 @@ def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
     return None
 
 
-def _issue(state: GroupState, slot: Slot, params: list[Any], stream: Any) -> TideAllGatherResult:
-    """Runs the collective into ``slot``; on a GPU, enqueues it behind what ``stream`` holds.
+def _issue(state: GroupState, slot: Slot, call: dict[str, Any]) -> TideAllGatherResult:
+    """Runs the collective into ``slot``; on a GPU, enqueues it.
 
-    FSDP2 has made the stream wait for the shards.
+    FSDP2 has made both of its streams wait for the shards. The one for copy-in holds no earlier
+    all-gather, so shards are cast while the one before is still on its way.
     """
     on_gpu = state.channel.device.type == "cuda"
+    ready, stream = call["all_gather_copy_in_stream"], call["all_gather_stream"]
     if slot.vacated is not None:
-        stream.wait_event(slot.vacated)
+        ready.wait_event(slot.vacated)
+    params = call["fsdp_params"]
     shards = [param._sharded_param_data for param in params]
     try:
         state.channel.core.all_gather(
@@ -71,6 +74,7 @@ def _issue(state: GroupState, slot: Slot, params: list[Any], stream: Any) -> Tid
             slot.segment_id,
             slot.offset,
             stream=stream.cuda_stream if on_gpu else None,
+            ready_stream=ready.cuda_stream if on_gpu else None,
         )
     except BaseException:
         slot.release()
@@ -102,7 +106,7 @@ def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
         if slot is None:
             state.fall_back(ALL_GATHER, reason or "no memory for another landing slot")
             return stock(*args, **kwargs)
-        result = _issue(state, slot, params, call["all_gather_stream"])
+        result = _issue(state, slot, call)
     state.counters.tide(ALL_GATHER)
     return result
 

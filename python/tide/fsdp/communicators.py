@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +15,7 @@ import torch.distributed as dist
 from tide import _core
 from tide.fsdp import settings
 from tide.fsdp.errors import make_error
+from tide.fsdp.segment_memory import SegmentMemory
 from tide.fsdp.slots import align
 
 if TYPE_CHECKING:
@@ -89,6 +93,18 @@ def check_agreement(
             )
 
 
+def _aliasing(streams: int) -> str:
+    """Says what it means that so many streams share hardware queues with compute; empty for 0."""
+    if streams == 0:
+        return ""
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "not set")
+    return (
+        f"{streams} of TIDE's streams share a hardware queue of the GPU with a stream of compute, "
+        "which stands still while they wait for other ranks; set CUDA_DEVICE_MAX_CONNECTIONS=32 "
+        f"before CUDA starts (it is {connections}), or make fewer streams"
+    )
+
+
 class Channel:
     """A communicator, with the ranges of its segments that no slot pool uses at present."""
 
@@ -101,12 +117,15 @@ class Channel:
         timeout: float,
         nodes: int | None,
         mode: str,
+        compute_streams: Sequence[int] = (),
     ) -> None:
         self._process_group = weakref.ref(process_group)
         self.device = device
         self.ranks = dist.get_process_group_ranks(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
+        on_gpu = device.type == "cuda"
+        self.segment_memory = SegmentMemory(device) if on_gpu else None
         self.core = _core.Communicator(
             self.rank,
             self.world,
@@ -115,9 +134,14 @@ class Channel:
             nodes=nodes or 0,
             mode=mode,
             share_segments=self.share_landings,
-            fabric=_core.Fabric.NCCL if device.type == "cuda" else _core.Fabric.HOST,
+            fabric=_core.Fabric.NCCL if on_gpu else _core.Fabric.HOST,
             device=device.index if device.index is not None else -1,
+            allocate=self.segment_memory.allocate if on_gpu else None,
+            compute_streams=list(compute_streams),
         )
+        self.aliasing = _aliasing(self.core.aliased_streams)
+        if self.aliasing:
+            warnings.warn(self.aliasing, stacklevel=2)
         self._segments: dict[int, Any] = {}
         # (capacity, segment id, offset), and the event after which the range is free; see Slot.
         self._spare: list[tuple[int, int, int]] = []
@@ -218,6 +242,7 @@ def channel_for(
     timeout: float | None = None,
     nodes: int | None = None,
     mode: str = "in_place",
+    compute_streams: Sequence[int] = (),
 ) -> Channel:
     """Returns the process group's channel, creating it at the first call. Collective.
 
@@ -227,6 +252,8 @@ def channel_for(
         timeout: seconds; the environment's or the process group's if None.
         nodes: virtual nodes; the environment's if None.
         mode: "in_place" or "slot_reuse".
+        compute_streams: those of a GPU that must not stand still while TIDE waits for other ranks;
+            looked at when the channel is created.
 
     Raises:
         tide.Error: "unsupported" if its ranks do not share memory, or their GPUs or NCCL lack
@@ -243,7 +270,7 @@ def channel_for(
         # Failed, or of an earlier process group of that name.
         known[1].core.close()
     seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group, device)
-    channel = Channel(process_group, device, seconds, nodes, mode)
+    channel = Channel(process_group, device, seconds, nodes, mode, compute_streams)
     _channels[key] = (weakref.ref(process_group), channel)
     return channel
 

@@ -195,6 +195,22 @@ def _reuses_slots(
     return least < 4 * max(member.state.landing_bytes for member in members)
 
 
+def _compute_streams(device: torch.device, members: list[_Member]) -> list[int]:
+    """Returns the current stream and those of FSDP2 that exist; it makes them in its first forward.
+
+    FSDP2's hold what compute waits for.
+    """
+    if device.type != "cuda":
+        return []
+    streams = {torch.cuda.current_stream(device).cuda_stream}
+    for member in members:
+        for name in ("all_gather", "all_gather_copy_in", "reduce_scatter", "all_reduce"):
+            stream = getattr(member.group.comm_ctx, f"{name}_stream", None)
+            if stream is not None:
+                streams.add(stream.cuda_stream)
+    return sorted(streams)
+
+
 def _connect(
     process_group: dist.ProcessGroup, members: list[_Member], options: Options
 ) -> SlotPool | None:
@@ -208,7 +224,12 @@ def _connect(
     try:
         device = served[0].device
         channel = channel_for(
-            process_group, device, options.timeout, options.nodes, options.lane_mode()
+            process_group,
+            device,
+            options.timeout,
+            options.nodes,
+            options.lane_mode(),
+            _compute_streams(device, served),
         )
     except _core.Error as error:
         if error.code != "unsupported":

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tide._core import format_bytes
 from tide.fsdp import group as groups_module
 from tide.fsdp import patches
 from tide.fsdp.all_gather import TideAllGatherResult
 from tide.fsdp.group import ALL_GATHER, REDUCE_SCATTER, GroupState
 from tide.fsdp.options import Options
 from tide.fsdp.report import Report
+from tide.fsdp.segment_memory import LEAST
 from tide.fsdp.slots import SlotPool
 
 if TYPE_CHECKING:
@@ -88,6 +90,16 @@ class Handle:
             if core.nodes > 1
         }
 
+    def _segment_notes(self) -> list[str]:
+        """Says on GPUs whether torch's memory accounting has TIDE's segments."""
+        memories = [c.segment_memory for c in self.channels if c.segment_memory is not None]
+        reasons = {
+            f"torch does not count TIDE's segments ({m.reason})" for m in memories if m.reason
+        }
+        least = format_bytes(LEAST)
+        counted = f"torch's memory accounting has TIDE's segments of {least} and more"
+        return [*sorted(reasons), *([counted] if any(m.counted for m in memories) else [])]
+
     def _mode_notes(self) -> list[str]:
         """Says what mode auto chose on GPUs, and what mode slot_reuse could not do."""
         reuses = any(state.reuse_slots for state in self._states)
@@ -123,7 +135,8 @@ class Handle:
                 }
             )
         unshared = self._unshared_notes()
-        notes = [*self._timeout_notes(), *self._node_notes(), *unshared]
+        notes = [*self._timeout_notes(), *self._node_notes(), *unshared, *self._segment_notes()]
+        notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
         notes += self._mode_notes()
         if not self._enabled:
             notes.append("disabled")

@@ -142,8 +142,6 @@ class SlotPool:
         Raises:
             tide.Error: "out_of_memory", on all ranks.
         """
-        if self._channel.device.type == "cuda":
-            torch.cuda.empty_cache()  # what torch keeps unused, TIDE can't take
         for segment, offset, capacity in self._channel.take_ranges(sizes, self._label):
             slot = Slot(len(self.slots), segment, offset, capacity, self._channel.device)
             slot.vacated = self._channel.vacated(segment.id, offset)

@@ -145,6 +145,9 @@ def library() -> ctypes.PyDLL:
         ("tide_slot_open", pointer, [pointer, pointer]),
         ("tide_slot_close", None, [pointer]),
         ("tide_slot_live", ctypes.c_int64, [pointer]),
+        ("tide_segment_take", pointer, [pointer, u64, u64]),
+        ("tide_segment_release", None, [pointer]),
+        ("tide_segment_count", ctypes.c_int64, []),
         ("tide_storage_bytes", u64, [pointer]),
         ("tide_landing_attach", pointer, [pointer]),
         ("tide_landing_detach", ctypes.c_int, [pointer, pointer]),
@@ -236,6 +239,22 @@ class LandingSet:
             if self._count:
                 self._library.tide_landing_detach(landing, storage._cdata)
         self._storages, self._count = [], 0
+
+
+def take_segment(memory: torch.UntypedStorage, pool_id: tuple[int, int]) -> tuple[int, int]:
+    """Takes the memory out of a storage, which is empty then.
+
+    Returns (context, address of the release function): a call of the function with the context, by
+    any thread, gives the memory back, and frees the pool that it came from.
+    """
+    loaded = library()
+    segment = loaded.tide_segment_take(memory._cdata, *pool_id)
+    return segment, ctypes.cast(loaded.tide_segment_release, ctypes.c_void_p).value
+
+
+def segment_count() -> int:
+    """Returns the number of segments that torch's allocator gave and has not got back."""
+    return library().tide_segment_count()
 
 
 def landing_count() -> int:

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <utility>
 
 #include "kernels/cuda/cuda_error.cuh"
@@ -111,6 +113,12 @@ class CudaDevice final : public Device {
     if (sum_ctas_ == 0) sum_ctas_ = std::max(1, multiprocessors_ * 3 / 8);
   }
 
+  ~CudaDevice() override {
+    if (host_words_ != nullptr) cudaFreeHost(host_words_);
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
   void MakeCurrent() override { CheckCuda(cudaSetDevice(index_), "choosing the GPU"); }
 
   Stream CreateStream() override {
@@ -156,6 +164,20 @@ class CudaDevice final : public Device {
     return std::make_unique<ZeroKernel>(items, multiprocessors_);
   }
 
+  uint64_t* HostWords() override {
+    if (host_words_ == nullptr) {
+      void* words = nullptr;
+      CheckCuda(cudaHostAlloc(&words, 2 * sizeof(uint64_t), cudaHostAllocDefault),
+                "allocating host memory");
+      std::memset(words, 0, 2 * sizeof(uint64_t));
+      host_words_ = static_cast<uint64_t*>(words);
+    }
+    return host_words_;
+  }
+  void SetHostWord(uint64_t* word, uint64_t value) override {
+    std::atomic_ref<uint64_t>(*word).store(value, std::memory_order_release);
+  }
+
   void Clear(void* address, int64_t bytes) override {
     const Stream stream = CreateStream();
     CheckCuda(cudaMemsetAsync(address, 0, static_cast<size_t>(bytes), ToCuda(stream)),
@@ -190,6 +212,7 @@ class CudaDevice final : public Device {
   int sum_ctas_;
   int multiprocessors_ = 1;
   DriverApi driver_;
+  uint64_t* host_words_ = nullptr;
   // Kept to reuse the memory.
   std::vector<void*> dsts_;
   std::vector<const void*> srcs_;

@@ -85,6 +85,11 @@ class Device {
   virtual std::unique_ptr<Kernel> MakeCast(const std::vector<kernels::cuda::SumItem>& items) = 0;
   virtual std::unique_ptr<Kernel> MakeZero(const std::vector<kernels::cuda::ZeroItem>& items) = 0;
 
+  // Two words of host memory that streams reach, zero at first; the device's own.
+  virtual uint64_t* HostWords() = 0;
+  // Sets one of them at once, whatever streams hold.
+  virtual void SetHostWord(uint64_t* word, uint64_t value) = 0;
+
   // Block until they are done. Set-up and last words only.
   virtual void Clear(void* address, int64_t bytes) = 0;
   virtual void Read(void* host, const void* address, int64_t bytes) = 0;

@@ -24,7 +24,16 @@ Executor::~Executor() {
     for (const auto& [name, stream] : state.streams) device_.DestroyStream(stream);
     for (const EventHandle event : state.events) device_.DestroyEvent(event);
   }
+  for (const Stream stream : spare_) device_.DestroyStream(stream);
   for (const EventHandle event : ends_) device_.DestroyEvent(event);
+}
+
+// Every stream of a program waits for a peer, be it through an event of another one.
+Stream Executor::TakeStream() {
+  if (spare_.empty()) return device_.CreateStream();
+  const Stream stream = spare_.back();
+  spare_.pop_back();
+  return stream;
 }
 
 std::vector<EventHandle> Executor::MarkEnds() {
@@ -45,7 +54,7 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
   LaneState& state = lane(program.lane);
   for (const std::string& name : prepared->lowered.streams) {
     const auto [found, added] = state.streams.emplace(name, nullptr);
-    if (added) found->second = device_.CreateStream();
+    if (added) found->second = TakeStream();
     prepared->streams.push_back(found->second);
   }
   while (static_cast<int>(state.events.size()) < prepared->lowered.events) {
@@ -82,14 +91,14 @@ EventHandle Executor::Run(const Call& call, const std::shared_ptr<LoweredProgram
   events_ = &lane(program->lane).events;
   ResolveBases(call, lowered);
   watched_ = watchdog_.Claim();
-  if (call.stream) device_.Record(EventOf(kReadyEvent), *call.stream);
+  if (call.streams) device_.Record(EventOf(kReadyEvent), call.streams->ready);
   for (const Command& command : lowered.commands) Issue(call, *program, command);
   counters_.Advance(*call.program);
-  if (call.stream) {
-    if (lowered.records_read_done) device_.Await(*call.stream, EventOf(kReadDoneEvent));
-    device_.Await(*call.stream, EventOf(kDoneEvent));
+  if (call.streams) {
+    if (lowered.records_read_done) device_.Await(call.streams->done, EventOf(kReadDoneEvent));
+    device_.Await(call.streams->done, EventOf(kDoneEvent));
   }
-  watched_->has_ready = call.stream.has_value();
+  watched_->has_ready = call.streams.has_value();
   watched_->lane = program->lane;
   watched_->identity = call.identity;
   watched_->program = program;
@@ -131,7 +140,7 @@ void Executor::Issue(const Call& call, LoweredProgram& program, const Command& c
     case CommandKind::kAwait:
       // The caller gives one point in time: it is ready and the gate is open.
       if (command.first == kReadyEvent || command.first == kGateEvent) {
-        if (call.stream) device_.Await(stream, EventOf(kReadyEvent));
+        if (call.streams) device_.Await(stream, EventOf(kReadyEvent));
       } else {
         device_.Await(stream, EventOf(command.first));
       }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fabric/fabric.h"
@@ -37,6 +38,8 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
+  // Streams that programs get before new ones are made; destroyed with the executor.
+  void Adopt(std::vector<Stream> streams) { spare_ = std::move(streams); }
   std::shared_ptr<LoweredProgram> Prepare(const Program& program);
   // Enqueues the call: after what the caller's stream holds now, and before what it gets next.
   // Without a stream nothing orders it. Returns the event that stands for its end.
@@ -53,6 +56,7 @@ class Executor {
     std::vector<EventHandle> events;
   };
 
+  Stream TakeStream();
   LaneState& lane(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
   void ResolveBases(const Call& call, const Lowered& lowered);
   void Issue(const Call& call, LoweredProgram& program, const Command& command);
@@ -75,6 +79,7 @@ class Executor {
   Counters& counters_;
   Watchdog& watchdog_;
   std::array<LaneState, kLanes> lanes_;
+  std::vector<Stream> spare_;
   std::vector<EventHandle> ends_;
   std::vector<std::weak_ptr<LoweredProgram>> programs_;
 

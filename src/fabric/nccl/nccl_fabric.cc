@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fabric/nccl/agreement.h"
+#include "fabric/nccl/stream_search.h"
 #include "tide/error.h"
 #include "tide/plan.h"
 
@@ -20,6 +21,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kPollPause{20};
+// What the programs of all lanes use; further ones would not be looked at.
+constexpr int kStreamsOfANode = 8;
+constexpr int kStreamsOfNodes = 16;
 // How long the destructor waits for the other ranks to end, too.
 constexpr std::chrono::seconds kLeaveTimeout{10};
 
@@ -31,6 +35,17 @@ void CheckConnections() {
       ErrorCode::kUnsupported,
       "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one hardware queue, where a wait "
       "for a peer would hold up compute; set it to 32 or leave it unset");
+}
+
+// The caller's memory where it gives some, else NCCL's own.
+AllocateSegment MakeAllocator(const CommunicatorOptions& options,
+                              const std::shared_ptr<NcclLibrary>& library) {
+  return [ask_first = options.allocate_segment, library](int64_t bytes) {
+    std::shared_ptr<void> memory = ask_first ? ask_first(bytes) : nullptr;
+    if (memory != nullptr) return memory;
+    return std::shared_ptr<void>(library->Allocate(bytes),
+                                 [library](void* address) { library->Free(address); });
+  };
 }
 
 }  // namespace
@@ -47,8 +62,8 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     parts_.device->MakeCurrent();
   });
   Connect();
-  segments_ = std::make_unique<Segments>(parts_.library, *parts_.device, communicators_, bootstrap_,
-                                         topology_);
+  segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library), *parts_.device,
+                                         communicators_, bootstrap_, topology_);
   counter_memory_ = segments_->Add(counters_->bytes(), "counters");
   WatchdogOptions watchdog;
   watchdog.timeout = options.timeout;
@@ -111,8 +126,23 @@ void NcclFabric::CheckProperties() const {
   }
 }
 
+// A step, so that a rank whose compute does not come to its end is no riddle to the others.
+void NcclFabric::ChooseStreams() {
+  TakeStep(bootstrap_, "choosing streams", "", [&] {
+    if (options_.compute_streams.empty()) return;
+    const int count = topology_.nodes > 1 ? kStreamsOfNodes : kStreamsOfANode;
+    FoundStreams found =
+        FindStreams(*parts_.device, options_.compute_streams, count, [&](EventHandle event) {
+          WaitFor(event, "what the caller's streams hold", options_.timeout);
+        });
+    executor_->Adopt(std::move(found.streams));
+    aliased_streams_ = found.aliases;
+  });
+}
+
 // First operations set things up, collectively. Every lane's happen here, and end here.
 void NcclFabric::WarmUp() {
+  ChooseStreams();
   for (const Lane lane : {Lane::kControl, Lane::kAllGather, Lane::kReduceScatter}) {
     RunBarrier(lane, options_.timeout);
   }
@@ -177,7 +207,7 @@ double NcclFabric::Execute(const Call& call, TraceSink* /*trace*/) {
     auto program = std::dynamic_pointer_cast<LoweredProgram>(call.prepared);
     TIDE_CHECK(program != nullptr);
     const EventHandle done = executor_->Run(call, program);
-    if (!call.stream) WaitFor(done, call.identity.text, options_.timeout);
+    if (!call.streams) WaitFor(done, call.identity.text, options_.timeout);
     return 0;
   } catch (...) {
     failed_ = true;

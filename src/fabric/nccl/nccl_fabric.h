@@ -44,11 +44,13 @@ class NcclFabric final : public Fabric {
   void CheckRange(SegmentAddress address, int64_t bytes) const override;
   std::shared_ptr<Prepared> Prepare(const Program& program) override;
   double Execute(const Call& call, TraceSink* trace) override;
+  int aliased_streams() const override { return aliased_streams_; }
 
  private:
   void Connect();
   void CheckProperties() const;
   void WarmUp();
+  void ChooseStreams();
   // Throws Error(kTimeout) if the event is not reached in time.
   void WaitFor(EventHandle event, const char* what, std::chrono::nanoseconds timeout);
   void RunBarrier(Lane lane, std::chrono::nanoseconds timeout);
@@ -67,6 +69,7 @@ class NcclFabric final : public Fabric {
   SegmentView counter_memory_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<Executor> executor_;
+  int aliased_streams_ = 0;
   bool failed_ = false;
 };
 

@@ -15,22 +15,9 @@ constexpr int64_t kSegmentBytes = int64_t{2} << 20;
 
 }  // namespace
 
-// Also owned by the tensors in it, which may outlive the communicators.
-struct Segments::Memory {
-  Memory(std::shared_ptr<NcclLibrary> from, int64_t bytes)
-      : library(std::move(from)), address(library->Allocate(bytes)) {}
-  ~Memory() { library->Free(address); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  std::shared_ptr<NcclLibrary> library;
-  void* address;
-};
-
-Segments::Segments(std::shared_ptr<NcclLibrary> library, Device& device,
-                   const Communicators& communicators, Bootstrap& bootstrap,
-                   const Topology& topology)
-    : library_(std::move(library)),
+Segments::Segments(AllocateSegment allocate, Device& device, const Communicators& communicators,
+                   Bootstrap& bootstrap, const Topology& topology)
+    : allocate_(std::move(allocate)),
       device_(device),
       communicators_(communicators),
       bootstrap_(bootstrap),
@@ -59,8 +46,8 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
   const int64_t rounded = AlignUp(bytes, kSegmentBytes);
   TakeStep(bootstrap_, "adding segment '" + label + "'",
            fmt::format("{} bytes of '{}'", bytes, label), [&] {
-             segment.memory = std::make_shared<Memory>(library_, rounded);
-             device_.Clear(segment.memory->address, rounded);
+             segment.memory = allocate_(rounded);
+             device_.Clear(segment.memory.get(), rounded);
            });
   try {
     Register(&segment, label);
@@ -70,7 +57,7 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
   }
   SegmentView view;
   view.id = static_cast<int>(segments_.size());
-  view.address = segment.memory->address;
+  view.address = segment.memory.get();
   view.bytes = bytes;
   view.owner = segment.memory;
   segments_.push_back(std::move(segment));
@@ -78,7 +65,7 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
 }
 
 void Segments::Register(Segment* segment, const std::string& label) {
-  void* address = segment->memory->address;
+  void* address = segment->memory.get();
   const int64_t bytes = AlignUp(segment->bytes, kSegmentBytes);
   const std::string what = "registering segment '" + label + "'";
   // A step each: a rank that fails in one would leave the others waiting for it in the next.
@@ -97,7 +84,7 @@ void Segments::Register(Segment* segment, const std::string& label) {
 void Segments::FindPeers(Segment* segment, const std::string& label) const {
   const int node = topology_.Node(rank_);
   for (int peer = 0; peer < topology_.Ranks(); ++peer) {
-    void* pointer = peer == rank_ ? segment->memory->address
+    void* pointer = peer == rank_ ? segment->memory.get()
                                   : communicators_.parent->PeerPointer(segment->parent, peer);
     if (pointer == nullptr && topology_.Node(peer) == node) {
       throw Error(

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,10 +30,14 @@ struct Communicators {
   NcclCommunicator* rail(Lane lane) const { return rails[static_cast<size_t>(lane)].get(); }
 };
 
+// Gives a whole NCCL allocation of so many bytes, a multiple of 2 MiB, and frees it with the last
+// share. Tensors have shares, too, and may outlive the communicators. Throws Error(kOutOfMemory).
+using AllocateSegment = std::function<std::shared_ptr<void>(int64_t bytes)>;
+
 class Segments {
  public:
   // References outlive the segments.
-  Segments(std::shared_ptr<NcclLibrary> library, Device& device, const Communicators& communicators,
+  Segments(AllocateSegment allocate, Device& device, const Communicators& communicators,
            Bootstrap& bootstrap, const Topology& topology);
   ~Segments();
   Segments(const Segments&) = delete;
@@ -49,9 +54,8 @@ class Segments {
   }
 
  private:
-  struct Memory;
   struct Segment {
-    std::shared_ptr<Memory> memory;
+    std::shared_ptr<void> memory;
     int64_t bytes = 0;  // that the caller asked for
     Window parent = nullptr;
     std::array<Window, kLanes> rails{};
@@ -61,7 +65,7 @@ class Segments {
   void Deregister(const Segment& segment);
   void FindPeers(Segment* segment, const std::string& label) const;
 
-  const std::shared_ptr<NcclLibrary> library_;
+  const AllocateSegment allocate_;
   Device& device_;
   const Communicators& communicators_;
   Bootstrap& bootstrap_;

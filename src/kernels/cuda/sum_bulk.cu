@@ -1,11 +1,13 @@
-// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, eight warps add.
-// (Paper, section 4.1: the warp-specialised pipeline.)
+// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, two teams of
+// eight warps add. (Paper, section 4.1: the warp-specialised pipeline.)
 //
 // A slot holds one source of one tile, so that the ring serves any number of sources and holds as
 // many bytes in flight for two as for eight. A slot's pair of barriers: `full` completes when its
-// bytes have landed, `empty` when all eight warps have taken their quads into registers. Every
-// warp passes the same slots in the same order as the producer. Nobody waits for another block or
-// for another GPU.
+// bytes have landed, `empty` when all eight warps of a team have taken their quads into registers.
+// Teams take tiles in turn, so that one adds while the other stores. Every warp passes the slots in
+// the same order as the producer, and passes over those of the other team: the oldest slot that is
+// not empty belongs to the oldest tile of its team, which will get the rest of its slots. Nobody
+// waits for another block or for another GPU.
 #include <algorithm>
 
 #include "kernels/cuda/bulk.cuh"
@@ -15,9 +17,10 @@
 namespace tide::kernels::cuda::internal {
 namespace {
 
-constexpr int kAddWarps = 8;
+constexpr int kAddWarps = 8;  // of a team
 constexpr int kAddThreads = kAddWarps * kWarpThreads;
-constexpr int kBulkThreads = kAddThreads + kWarpThreads;  // and the producer's warp
+constexpr int kTeams = 2;
+constexpr int kBulkThreads = kTeams * kAddThreads + kWarpThreads;  // and the producer's warp
 // Who says that a slot has been read. One lane a warp does, after __syncwarp, which orders the
 // reads of the others before it. compute-sanitizer's racecheck does not follow that and reports
 // every read of the other lanes; it finds nothing when each lane speaks for itself, at 5 % less
@@ -40,11 +43,10 @@ struct Cursor {
   uint32_t slot = 0;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ void Next(uint32_t n_slots) {
-    if (++slot == n_slots) {
-      slot = 0;
-      parity ^= 1;
-    }
+  __device__ __forceinline__ void Next(uint32_t n_slots) { Skip(1, n_slots); }
+
+  __device__ __forceinline__ void Skip(uint32_t count, uint32_t n_slots) {
+    for (slot += count; slot >= n_slots; slot -= n_slots) parity ^= 1;
   }
 };
 
@@ -96,7 +98,19 @@ class RingSource {
   static constexpr int kThreads = kAddThreads;
   static constexpr bool kAhead = false;  // the ring is ahead
 
-  __device__ __forceinline__ explicit RingSource(Ring& ring) : ring_(ring) {}
+  __device__ __forceinline__ explicit RingSource(Ring& ring)
+      : ring_(ring), turns_before_(threadIdx.x / kAddThreads) {}
+
+  __device__ __forceinline__ bool Takes(const Walk& walk) {
+    if (turns_before_ == 0) {
+      turns_before_ = kTeams - 1;
+      return true;
+    }
+    --turns_before_;
+    const Tile tile = walk.tile();
+    if (tile.body_begin < tile.body_end) at_.Skip(walk.item().n_sources, ring_.n_slots);
+    return false;
+  }
 
   template <class In>
   static __device__ __forceinline__ float LoadOne(const typename In::Scalar* from) {
@@ -121,6 +135,7 @@ class RingSource {
  private:
   Ring& ring_;
   Cursor at_;
+  uint32_t turns_before_;  // tiles of other teams before the next one of this team
 };
 
 __device__ __forceinline__ void SumBulk(const LaunchArgs& args, const uint8_t* const* bases) {
@@ -128,8 +143,8 @@ __device__ __forceinline__ void SumBulk(const LaunchArgs& args, const uint8_t* c
   Ring ring(shared, args.n_slots);
   if (threadIdx.x == 0) ring.Init();
   __syncthreads();
-  if (threadIdx.x >= kAddThreads) {
-    if (threadIdx.x == kAddThreads) Produce(args, bases, ring);
+  if (threadIdx.x >= kTeams * kAddThreads) {
+    if (threadIdx.x == kTeams * kAddThreads) Produce(args, bases, ring);
     return;
   }
   RingSource source(ring);

@@ -26,6 +26,8 @@ struct GlobalSource {
   static constexpr int kThreads = kPlainThreads;
   static constexpr bool kAhead = true;
 
+  __device__ __forceinline__ bool Takes(const Walk& /*walk*/) { return true; }
+
   template <class In>
   static __device__ __forceinline__ float LoadOne(const typename In::Scalar* from) {
     return In::Load(from);

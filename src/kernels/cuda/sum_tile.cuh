@@ -1,7 +1,9 @@
 // The sum of one tile, whatever brings the sources into registers.
 //
 // A Source has
-//   kThreads                       threads that add
+//   kThreads                       threads that add one tile; a block may have several such teams
+//   Takes(walk)                    whether this thread's team adds the walk's tile; called once for
+//                                  each tile in order
 //   kAhead                         whether to load a source while the one before it is added: hides
 //                                  the latency of memory, costs registers
 //   Load<In>(walk, tile, s, quads) this thread's quads of source s; called once for each s in order
@@ -20,10 +22,16 @@ constexpr int kWarpThreads = 32;
 template <class In, int kThreads>
 constexpr int kQuadsAThread = static_cast<int>(kTileBytes / sizeof(typename In::Quad)) / kThreads;
 
+// Of this thread in its team.
+template <int kThreads>
+__device__ __forceinline__ int ThreadOfTeam() {
+  return static_cast<int>(threadIdx.x) % kThreads;
+}
+
 // The first of this thread's quads; the others follow at distances of kWarpThreads.
 template <class In, int kThreads>
 __device__ __forceinline__ int FirstQuad() {
-  const int warp = threadIdx.x / kWarpThreads, lane = threadIdx.x % kWarpThreads;
+  const int warp = ThreadOfTeam<kThreads>() / kWarpThreads, lane = threadIdx.x % kWarpThreads;
   return warp * kWarpThreads * kQuadsAThread<In, kThreads> + lane;
 }
 
@@ -32,7 +40,7 @@ template <class Out, class In, class Source>
 __device__ void SumSingly(const LaunchArgs& args, const Walk& walk, int64_t begin, int64_t end) {
   constexpr int kUnroll = 4, kThreads = Source::kThreads;
   auto* dst = reinterpret_cast<typename Out::Scalar*>(walk.dst());
-  for (int64_t at = begin + threadIdx.x; at < end; at += kUnroll * kThreads) {
+  for (int64_t at = begin + ThreadOfTeam<kThreads>(); at < end; at += kUnroll * kThreads) {
     float sum[kUnroll];
     for (uint32_t s = 0; s < walk.item().n_sources; ++s) {
       const auto* from = reinterpret_cast<const typename In::Scalar*>(walk.source(s));
@@ -125,11 +133,12 @@ __device__ __forceinline__ void SumTileTo(const LaunchArgs& args, const Walk& wa
   }
 }
 
-// Adds every tile of this block's walk.
+// Adds every tile of this block's walk that the team takes.
 template <class Source>
 __device__ __forceinline__ void SumTiles(const LaunchArgs& args, const uint8_t* const* bases,
                                          Source& source) {
   for (Walk walk(args, bases); !walk.AtEnd(); walk.Next()) {
+    if (!source.Takes(walk)) continue;
     switch (walk.item().dst_dtype) {
       case DType::kBF16:
         SumTileTo<BF16>(args, walk, source);

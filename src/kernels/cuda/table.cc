@@ -55,8 +55,7 @@ class PartBuilder {
     items_.push_back({item.elems, part_.n_tiles, static_cast<uint32_t>(operands_.size()),
                       static_cast<uint16_t>(item.sources.size()), item.dst_dtype, item.src_dtype});
     operands_.insert(operands_.end(), added.begin(), added.end());
-    const int64_t tile = TileElems(item.src_dtype);
-    const int64_t n_tiles = (item.elems + tile - 1) / tile;
+    const int64_t n_tiles = TileCount(item.elems, item.src_dtype);
     tile_items_.insert(tile_items_.end(), static_cast<size_t>(n_tiles),
                        static_cast<uint32_t>(items_.size() - 1));
     part_.n_tiles += n_tiles;

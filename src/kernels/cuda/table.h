@@ -72,6 +72,10 @@ TIDE_HOST_DEVICE constexpr int64_t TileElems(DType src_dtype) {
   return kTileBytes / Bytes(src_dtype);
 }
 
+TIDE_HOST_DEVICE constexpr int64_t TileCount(int64_t elems, DType src_dtype) {
+  return (elems + TileElems(src_dtype) - 1) / TileElems(src_dtype);
+}
+
 inline constexpr int64_t kNeverAligned = -1;
 
 // The first element of a source at which its address is a multiple of kVectorBytes.

@@ -1,7 +1,8 @@
 // The way of a thread block through the tiles of a launch.
 //
 // Blocks take turns, so that all of them read the same region of memory at a time. Every thread
-// follows the walk on its own: the tables are small, read by all threads alike and cached.
+// follows the walk on its own: the tables are small, read by all threads alike and cached. Inside
+// an item the table of tiles, whose rows are too far apart for the cache, is not read.
 #ifndef TIDE_KERNELS_CUDA_WALK_CUH_
 #define TIDE_KERNELS_CUDA_WALK_CUH_
 
@@ -41,9 +42,8 @@ class Walk {
 
   __device__ __forceinline__ void Next() {
     tile_ += gridDim.x;
-    if (tile_ >= args_.n_tiles) return;
-    const uint32_t item = __ldg(args_.tile_items + tile_);
-    if (item != item_index_) Enter(item);
+    if (tile_ >= args_.n_tiles || tile_ < item_end_) return;
+    Enter(__ldg(args_.tile_items + tile_));
   }
 
   __device__ __forceinline__ const TableItem& item() const { return item_; }
@@ -62,8 +62,8 @@ class Walk {
 
  private:
   __device__ __forceinline__ void Enter(uint32_t item) {
-    item_index_ = item;
     item_ = args_.items[item];
+    item_end_ = item_.first_tile + TileCount(item_.elems, item_.src_dtype);
     head_ = CommonHead();
   }
 
@@ -92,7 +92,7 @@ class Walk {
   const uint8_t* const* bases_;
   int64_t tile_;
   int64_t head_ = 0;
-  uint32_t item_index_ = 0;
+  int64_t item_end_ = 0;  // the first tile behind the item
   TableItem item_ = {};
 };
 

@@ -117,8 +117,11 @@ class FakeDevice final : public nccl::Device {
       : keeps_(std::move(world)), world_(*keeps_), rank_(rank) {}
 
   void MakeCurrent() override {}
-  Stream CreateStream() override { return world_.AddQueue(rank_); }
-  void DestroyStream(Stream /*stream*/) override {}
+  Stream CreateStream() override {
+    ++world_.calls(rank_).streams;
+    return world_.AddStream(rank_);
+  }
+  void DestroyStream(Stream stream) override { world_.EndStream(QueueOf(stream)); }
   EventHandle CreateEvent() override { return new FakeEvent; }
   void DestroyEvent(EventHandle event) override { delete static_cast<FakeEvent*>(event); }
 
@@ -197,6 +200,11 @@ class FakeDevice final : public nccl::Device {
     const auto size = static_cast<size_t>(bytes);
     if (madvise(address, size, MADV_DONTNEED) != 0) std::memset(address, 0, size);
   }
+  uint64_t* HostWords() override { return host_words_; }
+  void SetHostWord(uint64_t* word, uint64_t value) override {
+    const std::lock_guard lock(world_.mutex());
+    *word = value;
+  }
   void Read(void* host, const void* address, int64_t bytes) override {
     const std::lock_guard lock(world_.mutex());
     std::memcpy(host, address, static_cast<size_t>(bytes));
@@ -206,6 +214,7 @@ class FakeDevice final : public nccl::Device {
   const std::shared_ptr<FakeWorld> keeps_;
   FakeWorld& world_;
   const int rank_;
+  uint64_t host_words_[2] = {};
 };
 
 class FakeCommunicator final : public nccl::NcclCommunicator {

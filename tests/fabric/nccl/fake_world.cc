@@ -1,5 +1,6 @@
 #include "fabric/nccl/fake_world.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -20,19 +21,32 @@ constexpr unsigned kSpellChance = 4;
 FakeWorld::FakeWorld(int ranks, unsigned seed, Order order)
     : ranks_(ranks),
       order_(order),
+      most_queues_(order == Order::kOneQueue ? 1 : std::numeric_limits<size_t>::max()),
       random_(seed),
       queues_(static_cast<size_t>(ranks)),
       calls_(static_cast<size_t>(ranks)),
       traits_(static_cast<size_t>(ranks)),
       memory_(static_cast<size_t>(ranks), int64_t{1} << 40) {}
 
-FakeWorld::Queue* FakeWorld::AddQueue(int rank) {
+FakeWorld::Queue* FakeWorld::AddStream(int rank) {
   const std::lock_guard lock(mutex_);
   auto& queues = queues_[static_cast<size_t>(rank)];
-  if (order_ == Order::kOneQueue && !queues.empty()) return queues[0].get();
-  queues.push_back(std::make_unique<Queue>());
-  queues.back()->rank = rank;
-  return queues.back().get();
+  if (queues.size() < most_queues_) {
+    queues.push_back(std::make_unique<Queue>());
+    queues.back()->rank = rank;
+    queues.back()->streams = 1;
+    return queues.back().get();
+  }
+  const auto emptiest =
+      std::min_element(queues.begin(), queues.end(),
+                       [](const auto& a, const auto& b) { return a->streams < b->streams; });
+  ++(*emptiest)->streams;
+  return emptiest->get();
+}
+
+void FakeWorld::EndStream(Queue* queue) {
+  const std::lock_guard lock(mutex_);
+  --queue->streams;
 }
 
 void FakeWorld::Append(Queue* queue, Operation operation) {

@@ -43,6 +43,7 @@ struct FakeCalls {
   int transfers = 0;
   int rail_waits = 0;
   int events = 0;
+  int streams = 0;
 };
 
 // What a rank's CUDA and NCCL can do.
@@ -71,13 +72,18 @@ class FakeWorld {
     bool one_by_one = false;  // it runs its lines one after the other, this one now
     size_t line = 0;
     uint64_t held_until = 0;  // step
+    int streams = 0;          // that are in it
   };
 
   FakeWorld(int ranks, unsigned seed, Order order);
 
   int ranks() const { return ranks_; }
   Order order() const { return order_; }
-  Queue* AddQueue(int rank);
+  // A stream gets a queue of its own, or one of those that the fewest streams are in.
+  Queue* AddStream(int rank);
+  void EndStream(Queue* queue);
+  // Queues of each rank; as many as there are streams, if nobody says.
+  void LimitQueues(size_t queues) { most_queues_ = queues; }
   void Append(Queue* queue, Operation operation);
   // Looks at the flag; undriven, after some parts have run.
   bool Reached(const bool& flag);
@@ -133,6 +139,7 @@ class FakeWorld {
 
   const int ranks_;
   const Order order_;
+  size_t most_queues_;
   std::mutex mutex_;
   std::condition_variable met_;
   std::mt19937 random_;

@@ -4,14 +4,19 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "fabric/nccl/cuda_device.h"
 #include "fabric/nccl/forked_ranks.h"
 #include "fabric/nccl/make_fabric.h"
+#include "fabric/nccl/stream_search.h"
 #include "fabric/nccl/test_bed.h"
 #include "fabric/nccl/watchdog.h"
 #include "kernels/cuda/device.h"
@@ -87,6 +92,7 @@ void CheckRank(Bootstrap& bootstrap, const Topology& topology, int gpus, unsigne
   const testing::LayoutCase layout_case{made, reference,
                                         seed % 2 == 0 ? DType::kBF16 : DType::kF32};
   GpuBed bed;
+  options.compute_streams = {bed.stream()};
   Communicator comm(nccl::MakeNcclFabric(bootstrap, options), options);
   testing::RankCheck(comm, bed, layout_case).Run();
 }
@@ -139,6 +145,40 @@ TEST(GpuFailure, WatchdogEndsARankWhosePeerIsGone) {
     bed.Synchronise();
   };
   testing::RunForkedRanks(2, std::chrono::seconds(90), body, {nccl::kWatchdogExitStatus, 0});
+}
+
+// What is found holds up nothing. How many queues there are to find is the driver's choice.
+TEST(GpuStreams, NoneOfThoseFoundHoldsUpCompute) {
+  const std::string missing = Prepare();
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  const auto body = [](Bootstrap& /*bootstrap*/) {
+    constexpr int kCount = 8;
+    const auto device = nccl::MakeCudaDevice(/*index=*/0, /*sum_ctas=*/0);
+    const auto wait = [&](nccl::EventHandle event) {
+      while (!device->Finished(event)) std::this_thread::yield();
+    };
+    const kernels::cuda::OwnedStream compute;
+    const auto found = nccl::FindStreams(*device, {compute.get()}, kCount, wait);
+    ASSERT_EQ(found.streams.size(), size_t{kCount});
+    std::printf("%s connections: %d of %d streams share a queue with compute\n",
+                std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), found.aliases, kCount);
+    const nccl::MemoryOp closed{true, device->HostWords(), uint64_t{1} << 40};
+    const nccl::EventHandle done = device->CreateEvent();
+    if (found.aliases == 0) {
+      for (nccl::Stream stream : found.streams) device->MemoryOps({&closed, 1}, stream);
+      device->Record(done, compute.get());
+      wait(done);  // or the time of this process is over
+    }
+    device->SetHostWord(closed.address, closed.value);
+    for (nccl::Stream stream : found.streams) {
+      device->Record(done, stream);
+      wait(done);
+    }
+  };
+  for (const char* connections : {"2", "8", "32"}) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
+    testing::RunForkedRanks(1, std::chrono::seconds(60), body);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(UpToEightRanks, GpuCollectives,

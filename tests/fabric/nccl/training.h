@@ -90,7 +90,7 @@ class TrainingRank {
         forgotten_(std::move(forgotten)),
         rank_(comm.rank()),
         device_(FakeParts(world, rank_)().device) {
-    for (auto* stream : {&compute_, &gather_, &reduce_}) *stream = device_->CreateStream();
+    for (auto* stream : {&compute_, &sources_, &gather_, &reduce_}) *stream = device_->CreateStream();
     SetUp();
     Plan();
   }
@@ -181,17 +181,18 @@ class TrainingRank {
       }
     });
     Record("updated", compute_);
-    Await(gather_, "updated");
+    Await(sources_, "updated");
   }
 
   void Gather(int /*step*/, int g, const Slot& slot) {
-    Await(gather_, slot.name + " vacated");
+    Await(sources_, slot.name + " vacated");
     AllGatherCall call;
     call.group = g;
     call.shards = Pointers(state(g).shards);
     call.shard_dtypes.assign(call.shards.size(), group(g).shard_dtype);
     call.landing = {slot.memory.id, CanaryBytes()};
     call.stream = gather_;
+    call.ready_stream = sources_;
     comm_.AllGather(call);
     Record(slot.name + " gathered", gather_);
   }
@@ -290,6 +291,7 @@ class TrainingRank {
   const int rank_;
   const std::unique_ptr<nccl::Device> device_;
   nccl::Stream compute_ = nullptr;
+  nccl::Stream sources_ = nullptr;  // where shards become ready, as FSDP2's copy-in stream
   nccl::Stream gather_ = nullptr;
   nccl::Stream reduce_ = nullptr;
   std::map<std::string, nccl::EventHandle> events_;

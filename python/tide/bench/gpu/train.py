@@ -145,7 +145,11 @@ class _Trainer:
 
 
 def _memory() -> dict[str, float]:
-    """GiB of this process' device: torch's peaks, and all that is in use now, TIDE's too."""
+    """GiB of this process' device: torch's peaks, and all that is in use now.
+
+    Torch's numbers have TIDE's segments, as far as ``handle.report()`` does not say otherwise, and
+    are part of the device's: none is to be added to another.
+    """
     import torch
 
     free, total = torch.cuda.mem_get_info()
