@@ -385,6 +385,7 @@ NB_MODULE(_core, m) {
   BindSetUp(communicator);
   BindCollectives(communicator);
   BindPlan(m);
+  BindSim(m);
   BindVerify(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
