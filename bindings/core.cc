@@ -387,6 +387,7 @@ NB_MODULE(_core, m) {
   BindSetUp(communicator);
   BindCollectives(communicator);
   BindPlan(m);
+  BindSim(m);
   BindVerify(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
