@@ -307,6 +307,8 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
       .def_prop_ro("regions", &Regions)
       .def_prop_ro("unshared_reason",
                    [](PyCommunicator& self) { return self.get().unshared_reason(); })
+      .def_prop_ro("unwatched_reason",
+                   [](PyCommunicator& self) { return self.get().unwatched_reason(); })
       .def_prop_ro("aliased_streams",
                    [](PyCommunicator& self) { return self.get().aliased_streams(); })
       .def_prop_ro("unicast_reason",
@@ -387,6 +389,7 @@ NB_MODULE(_core, m) {
   BindSetUp(communicator);
   BindCollectives(communicator);
   BindPlan(m);
+  BindSim(m);
   BindVerify(m);
   m.def("config", &ConfigRows);
   m.def("warnings", [] { return tide::ReadConfig().warnings; });

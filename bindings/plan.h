@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 void BindPlan(nanobind::module_& m);
+void BindSim(nanobind::module_& m);
 void BindVerify(nanobind::module_& m);
 
 #endif  // TIDE_BINDINGS_PLAN_H_

@@ -7,9 +7,10 @@
 //   {slot.id, 0}});
 //
 // Threads: one thread calls at a time. Every call is a collective: all ranks make the same calls in
-// the same order; on the host fabric a difference is an Error(kMismatch) on all of them. A rank
-// compares calls when it first waits for something that a peer has sent in this one: what a peer of
-// another call has sent by then lies in the temporary regions and is never used. A call that failed
+// the same order. On the host fabric a difference is an Error(kMismatch) on all of them: a rank
+// compares calls when it first waits for something that a peer has sent in this one, and what a
+// peer of another call has sent by then lies in the temporary regions and is never used. On GPUs a
+// difference is found beside the calls, and ends the processes with a report. A call that failed
 // leaves nothing in particular in its landing or output, and poisons the communicator: later calls
 // raise Error(kPoisoned).
 #ifndef TIDE_COMMUNICATOR_H_
@@ -180,6 +181,9 @@ class Communicator {
   // Why kNodeShared segments are per rank here, the same on all ranks of a node; empty if they are
   // not.
   const std::string& unshared_reason() const;
+  // Why differing calls and ended processes of some ranks are noticed at the deadline only; empty
+  // if they are noticed at once.
+  const std::string& unwatched_reason() const;
   // How many of this rank's streams share a hardware queue with compute_streams all the same: no
   // better ones were found.
   int aliased_streams() const;

@@ -130,6 +130,11 @@ RegionBytes ReduceScatterRegions(const GroupLayout& layout, const ReduceScatterS
 // only.
 int64_t StagedBytes(const GroupLayout& layout, const ReduceScatterSpec& spec);
 
+// Bytes of a slot for calls that stage at most `staged_bytes`: as much, but no more than `bound`
+// (0: no bound), and a cache line for each row of a block.
+int64_t StagingSlotBytes(int64_t staged_bytes, int64_t bound, const Topology& topology,
+                         int round_width);
+
 // Bytes of the staging region of one rank (paper, equation 10 with M = 1: (L-1) peers, n_stg
 // slots).
 int64_t StagingRegionBytes(const Topology& topology, const StagingOptions& staging);

@@ -17,35 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "tide/machine.h"
 #include "tide/plan.h"
 
 namespace tide {
-
-// Calibrated first-order rates of a machine (paper, appendix G). GB are 10^9 bytes.
-struct MachineModel {
-  std::string name = "unnamed";
-  double nic_gb_per_s = 0;       // BW_NIC: sustained, one rail, one direction
-  double sum_gb_per_s = 0;       // BW_sum: one CTA, logical reads plus writes of level 1
-  double land_gb_per_s = 0;      // BW_land: one CTA, fp32 output of a landing
-  double land_cap_gb_per_s = 0;  // BW_cap: all landing CTAs together
-  double round_wait_ms = 0;      // t_rnd: waits for peers, a round
-  double skew_factor = 1.5;      // gamma_skew
-  double tail_fraction = 0.05;   // eta_tail: last landing, of the wire time
-  int max_round_width = 4;       // k_max
-  // The switch can reduce over a multicast address, and this is not switched off.
-  bool multicast_reduction = false;
-  int contexts = 4;               // RMA contexts of a rail communicator
-  int staging_slots = 2;          // n_stg
-  int64_t chunk_bytes = 1 << 26;  // staging slot of one peer, at most
-};
-
-// Names of the presets, in alphabetical order.
-std::vector<std::string> MachinePresets();
-// Throws Error(kInvalidArgument) for an unknown name, with the known ones.
-MachineModel MachinePreset(const std::string& name);
-// Throws Error(kInvalidArgument) with the path of the offending field.
-MachineModel MachineFromJson(const std::string& json);
-std::string ToJson(const MachineModel& machine);
 
 // A group and what its calls look like.
 struct SizedGroup {

@@ -81,6 +81,7 @@ class Fabric {
   virtual SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) = 0;
   // See Communicator, all three.
   virtual const std::string& unshared_reason() const = 0;
+  virtual const std::string& unwatched_reason() const = 0;
   virtual int aliased_streams() const { return 0; }
   virtual std::string unicast_reason() const { return "only GPUs have multicast"; }
   // Throws Error(kInvalidArgument) unless [offset, offset + bytes) lies in the segment, and starts

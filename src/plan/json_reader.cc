@@ -43,12 +43,10 @@ JsonField JsonField::At(const char* key) const {
   return {(*value_)[key], Child(key)};
 }
 
-void JsonField::AllowOnly(std::initializer_list<const char*> keys) const {
+void JsonField::AllowOnly(const std::vector<std::string>& keys) const {
   if (!value_->is_object()) Fail("an object");
   for (const auto& [key, unused] : value_->items()) {
-    const bool known = std::any_of(keys.begin(), keys.end(),
-                                   [&name = key](const char* allowed) { return name == allowed; });
-    if (!known) {
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
       Throw(
           fmt::format("{}: unknown field; expected one of {}", Child(key), fmt::join(keys, ", ")));
     }

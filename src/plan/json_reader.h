@@ -8,7 +8,6 @@
 #define TIDE_PLAN_JSON_READER_H_
 
 #include <cstdint>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -27,7 +26,7 @@ class JsonField {
   // Objects.
   bool Has(const char* key) const;
   JsonField At(const char* key) const;
-  void AllowOnly(std::initializer_list<const char*> keys) const;
+  void AllowOnly(const std::vector<std::string>& keys) const;
   // Arrays.
   std::vector<JsonField> Items() const;
   // Scalars. Bounds are inclusive.

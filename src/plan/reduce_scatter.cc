@@ -232,6 +232,14 @@ int64_t StagedBytes(const GroupLayout& layout, const ReduceScatterSpec& spec) {
   return ShardSpan(layout, spec).StagedBytes();
 }
 
+int64_t StagingSlotBytes(int64_t staged_bytes, int64_t bound, const Topology& topology,
+                         int round_width) {
+  const int64_t wanted =
+      bound > 0 ? std::min(staged_bytes, AlignUp(bound, kStagingAlignment)) : staged_bytes;
+  const int round = std::min(round_width, topology.nodes);  // no round is wider
+  return std::max(wanted, std::max(topology.local_ranks, round) * kStagingAlignment);
+}
+
 int64_t StagingRegionBytes(const Topology& topology, const StagingOptions& staging) {
   return (topology.local_ranks - 1) * staging.slots * staging.slot_bytes;
 }

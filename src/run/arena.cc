@@ -54,16 +54,11 @@ RegionBytes Arena::Largest(const std::vector<Need>& needs) const {
   return largest;
 }
 
-// One slot stages what one sibling contributes to one rank, unless it is bounded; never less than a
-// cache line for each row of a block.
+// One slot stages what one sibling contributes to one rank, unless it is bounded.
 int64_t Arena::SlotBytes(const std::vector<Need>& needs) const {
-  int64_t slot = reduce_scatter_.staging.slot_bytes;
-  for (const Need& need : needs) slot = std::max(slot, StagedBytes(*need.layout, need.spec));
-  if (max_slot_bytes_ > 0) slot = std::min(slot, AlignUp(max_slot_bytes_, kStagingAlignment));
-  const Topology& topology = fabric_.topology();
-  const int round = std::min(reduce_scatter_.round_width, topology.nodes);  // no round is wider
-  const int rows = std::max(topology.local_ranks, round);
-  return std::max(slot, rows * kStagingAlignment);
+  int64_t staged = reduce_scatter_.staging.slot_bytes;
+  for (const Need& need : needs) staged = std::max(staged, StagedBytes(*need.layout, need.spec));
+  return StagingSlotBytes(staged, max_slot_bytes_, fabric_.topology(), reduce_scatter_.round_width);
 }
 
 bool Arena::Reserve(const std::vector<Need>& needs) {

@@ -343,8 +343,8 @@ class Communicator::Impl {
   }
 
   const CommunicatorOptions options_;
+  std::vector<std::unique_ptr<Group>> groups_;  // outlive the fabric, which names their parameters
   std::unique_ptr<Fabric> fabric_;
-  std::vector<std::unique_ptr<Group>> groups_;
   internal::Arena arena_;
   uint64_t reduce_scatters_ = 0;
   // One sequence over all collectives; 0 is no call.
@@ -375,6 +375,9 @@ SegmentView Communicator::AddSegment(int64_t bytes, const std::string& label, Se
 const RegionBytes& Communicator::regions() const { return impl_->regions(); }
 const std::string& Communicator::unshared_reason() const {
   return impl_->fabric().unshared_reason();
+}
+const std::string& Communicator::unwatched_reason() const {
+  return impl_->fabric().unwatched_reason();
 }
 int Communicator::aliased_streams() const { return impl_->fabric().aliased_streams(); }
 std::string Communicator::unicast_reason() const { return impl_->fabric().unicast_reason(); }

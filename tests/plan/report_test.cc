@@ -144,10 +144,54 @@ TEST(Machine, EveryPresetIsKnown) {
   }
 }
 
+TEST(Machine, OverridesAPreset) {
+  const MachineModel machine = MachineFromJson(
+      R"({"base": "h200", "nvlink_gb_per_s": 300, "signal_us": 1, "sources": {"signal_us": "a"}})");
+  EXPECT_EQ(machine.nvlink_gb_per_s, 300);
+  EXPECT_EQ(machine.hbm_gb_per_s, MachinePreset("h200").hbm_gb_per_s);
+  EXPECT_EQ(machine.sources.count("nvlink_gb_per_s"), 0U);  // no longer what was measured
+  EXPECT_EQ(machine.sources.at("signal_us"), "a");
+  EXPECT_TRUE(machine.can_simulate());
+}
+
+TEST(Machine, EveryNumberOfAPresetHasASource) {
+  for (const std::string& name : MachinePresets()) {
+    for (const MachineNumber& number : NumbersOf(MachinePreset(name))) {
+      const bool rule = number.name == "skew_factor" || number.name == "tail_fraction";
+      EXPECT_EQ(number.source.empty(), rule) << name << ", " << number.name;
+    }
+  }
+}
+
+TEST(Machine, InterpolatesSums) {
+  MachineModel machine;
+  machine.sum_curves = {{2, {{4, 40}, {8, 60}}}, {8, {{4, 80}}}};
+  EXPECT_EQ(machine.SumGbPerS(2, 2), 20);
+  EXPECT_EQ(machine.SumGbPerS(2, 6), 50);
+  EXPECT_EQ(machine.SumGbPerS(2, 100), 60);
+  EXPECT_EQ(machine.SumGbPerS(1, 4), 40);
+  EXPECT_EQ(machine.SumGbPerS(5, 4), 60);
+  EXPECT_EQ(machine.SumGbPerS(20, 4), 80);
+}
+
+TEST(Machine, RefusesCurvesInDisorder) {
+  Json request = Request();
+  request["machine"] = Json::parse(ToJson(MachinePreset("h200")));
+  request["machine"]["sum_curves"][0]["points"] = {{8, 10}, {8, 20}};
+  ExpectRefusal(request, "machine.sum_curves[0].points[1][0]: expected points by rising CTAs");
+  request["machine"]["sum_curves"][0]["points"] = Json::array();
+  ExpectRefusal(request, "machine.sum_curves[0].points: expected at least one point");
+  request["machine"]["sum_curves"] = {{{"sources", 2}, {"points", {{1, 1}}}},
+                                      {{"sources", 2}, {"points", {{1, 1}}}}};
+  ExpectRefusal(request, "machine.sum_curves[1].sources: expected curves by rising sources");
+}
+
 TEST(Machine, NamesTheOffendingField) {
   Json request = Request();
   request["machine"] = "laptop";
-  ExpectRefusal(request, "machine: expected a JSON file or one of paper-8-nodes, got 'laptop'");
+  ExpectRefusal(
+      request,
+      "machine: expected a JSON file or one of h200, h200-400g, paper-8-nodes, got 'laptop'");
   request["machine"] = Json::parse(ToJson(MachinePreset("paper-8-nodes")));
   EXPECT_NO_THROW(PlanReport(request.dump()));
   request["machine"]["nic_gb_per_s"] = 0;

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import signal
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import tide
 import torch
 import torch.distributed as dist
-from spawn import Context, RankGroup
+from spawn import Context, RankFailure, RankGroup
 from tide import _core
 from tide.fsdp import communicators, storage
 from tide.fsdp.segment_memory import LEAST
@@ -197,6 +199,56 @@ def test_a_stalled_peer_is_reported_in_time(capfd: pytest.CaptureFixture[str]) -
     words = capfd.readouterr().err
     for word in ("rank 0", "all_gather of group", "lane all_gather", "waits for"):
         assert word in words, words
+
+
+def killed(context: Context) -> None:
+    """Rank 1 is killed in the middle of training."""
+    run = _Run(context, _MIXED)
+    with tide.enable(run.model, strict=True, timeout=600):
+        for _ in range(3):
+            run.step()
+        if context.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        run.step()
+
+
+def differs(context: Context) -> None:
+    """Rank 1 leaves its gradients unreduced in one step."""
+    run = _Run(context, _MIXED)
+    with tide.enable(run.model, strict=True, timeout=600):
+        for _ in range(3):
+            run.step()
+        run.model.set_requires_gradient_sync(context.rank == 0)
+        for _ in range(2):
+            run.step()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (killed, ["rank 0: rank 1 has ended without a word", "waits for", "of rank 1 to reach"]),
+        (
+            differs,
+            [
+                "rank 0 entered reduce_scatter of group",
+                "rank 1 entered all_gather of group",
+                "rank 1 last enqueued call",
+            ],
+        ),
+    ],
+)
+def test_a_rank_that_goes_astray_ends_the_others(
+    body: Callable[[Context], None], words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    group = RankGroup(2)  # its ranks have ten seconds once one has failed, TIDE has ten minutes
+    try:
+        with pytest.raises(RankFailure, match=r"--- rank 0 ---\nprocess died with exit code 87"):
+            group.run(body, limit_s=120)
+    finally:
+        group.stop()
+    err = capfd.readouterr().err
+    for word in words:
+        assert word in err, err
 
 
 def no_copies(context: Context) -> None:

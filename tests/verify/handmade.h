@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/builder.h"
+#include "testing/programs.h"
 #include "verify/input.h"
 
 namespace tide::testing {
@@ -61,18 +62,6 @@ inline verify::Input MakeInput(const std::vector<Program>& programs, int calls =
     input.calls[static_cast<size_t>(i)].before.push_back(std::move(ready));
   }
   return input;
-}
-
-// The programs of all ranks, each written by `write(builder)`.
-template <typename Write>
-std::vector<Program> WriteAll(const Topology& topology, const Write& write) {
-  std::vector<Program> programs;
-  for (int rank = 0; rank < topology.Ranks(); ++rank) {
-    Builder builder("handmade", Lane::kReduceScatter, topology, rank);
-    write(builder);
-    programs.push_back(builder.Finish());
-  }
-  return programs;
 }
 
 inline void Copy(Builder& builder, int queue, int peer, Ref dst, Ref src, int64_t bytes = kBytes) {

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tide.bench import chrome
 from tide.bench.demo_worker import Step, Training
 from tide.bench.probe import COLLECTIVES
 from tide.bench.stats import median_ratio, quantile, span_seconds, wait_seconds
@@ -148,27 +149,13 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(groups)
 
 
-def _span(name: str, category: str, rank: int, start_s: float, end_s: float) -> dict[str, Any]:
-    """One complete event of the Chrome trace format; times in microseconds."""
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "pid": 0,
-        "tid": rank,
-        "ts": 1e6 * start_s,
-        "dur": 1e6 * (end_s - start_s),
-    }
-
-
 def trace_events(results: list[Training]) -> dict[str, Any]:
     """One traced step as a Chrome trace, one track a rank, time 0 where the first rank starts."""
     zero = min(result.traced.start for result in results)
     events: list[dict[str, Any]] = []
     for rank, result in enumerate(results):
         step = result.traced
-        named = {"name": f"rank {rank}"}
-        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": named})
+        events.append(chrome.track(f"rank {rank}", rank))
         spans = [
             ("forward", "step", step.start, step.forward_end),
             ("backward", "step", step.forward_end, step.backward_end),
@@ -176,8 +163,8 @@ def trace_events(results: list[Training]) -> dict[str, Any]:
             *((call.name, "collective", call.start, call.end) for call in step.calls),
             *((op["name"], "operation", op["start_s"], op["end_s"]) for op in result.operations),
         ]
-        events += [_span(name, cat, rank, a - zero, b - zero) for name, cat, a, b in spans]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+        events += [chrome.span(name, cat, rank, a - zero, b - zero) for name, cat, a, b in spans]
+    return chrome.document(events)
 
 
 def _bars(summary: dict[str, float]) -> dict[str, float]:

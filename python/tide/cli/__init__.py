@@ -1,4 +1,4 @@
-"""The command line: `tide info`, `tide plan`, `tide verify`, `tide bench ...`, `tide nccl ...`."""
+"""The command line: `tide info`, `plan`, `verify`, `sim ...`, `bench ...`, `nccl ...`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from tide.bench.terminal import make_console, make_progress
 from tide.cli.nccl import nccl
 from tide.cli.plan import plan
+from tide.cli.sim import sim
 from tide.cli.verify import verify
 
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
 app.add_typer(nccl, name="nccl")
+app.add_typer(sim, name="sim")
 app.command()(plan)
 app.command()(verify)
 

@@ -1,4 +1,4 @@
-"""What `tide plan` and `tide verify` ask the core for: groups, topology and options."""
+"""What `tide plan`, `verify` and `sim` ask the core for: groups, topology and options."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ def _read_json(path: Path) -> Any:
 def preset_groups(name: str) -> list[dict[str, Any]]:
     """The group of a preset of the bench, in bf16."""
     from tide.bench.collectives import PRESETS
+    from tide.bench.predict import group
 
     if name not in PRESETS:
         fail("plan", f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
-    params = [
-        {"name": f"p{i}", "rows": rows, "row_elems": columns, "dtype": "bf16"}
-        for i, (rows, columns) in enumerate(PRESETS[name])
-    ]
-    return [{"name": name, "params": params}]
+    return [group(name, PRESETS[name])]
 
 
 def machine_field(name: str) -> Any:
@@ -52,7 +49,12 @@ def machine_field(name: str) -> Any:
     return _read_json(path) if path.suffix == ".json" or path.is_file() else name
 
 
-def make_request(file: Path | None, preset: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+def make_request(
+    file: Path | None,
+    preset: str | None,
+    fields: dict[str, Any],
+    default_machine: str = "paper-8-nodes",
+) -> dict[str, Any]:
     """A file or a preset with the command line's options on top; ends the program if unusable."""
     if (file is None) == (preset is None):
         fail("plan", "expected either a file of groups or --preset")
@@ -68,5 +70,5 @@ def make_request(file: Path | None, preset: str | None, fields: dict[str, Any]) 
     for name, option in (("nodes", "--nodes"), ("local_ranks", "--local")):
         if name not in request:
             fail("plan", f"{name}: missing; give {option} or the field in the file")
-    request.setdefault("machine", "paper-8-nodes")
+    request.setdefault("machine", default_machine)
     return request

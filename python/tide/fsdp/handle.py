@@ -81,6 +81,15 @@ class Handle:
         reasons = {pool.unshared_reason for pool in self._pools}
         return {f"every rank has landings of its own ({why})" for why in reasons if why}
 
+    def _unwatched_notes(self) -> set[str]:
+        """Says why other calls and ended processes are noticed late, if so."""
+        reasons = {channel.core.unwatched_reason for channel in self.channels}
+        return {
+            f"a rank that ends or makes other calls may be noticed at the deadline only ({why})"
+            for why in reasons
+            if why
+        }
+
     def _node_notes(self) -> set[str]:
         """Says how ranks are split into virtual nodes, if they are."""
         cores = [channel.core for channel in self.channels]
@@ -147,6 +156,7 @@ class Handle:
         unshared = self._unshared_notes()
         notes = [*self._timeout_notes(), *self._node_notes(), *unshared, *self._segment_notes()]
         notes += sorted(self._multicast_notes())
+        notes += sorted(self._unwatched_notes())
         notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
         notes += self._mode_notes()
         if not self._enabled:

@@ -2,30 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include "fabric/machine/mismatch.h"
 
 namespace tide::host {
 namespace {
 
 std::string GroupName(const Call& call) {
   return call.layout != nullptr ? call.layout->name() : std::string();
-}
-
-bool TakesPart(const CallIdentity& call, int param) {
-  return (call.takes_part[param / 64] >> (param % 64) & 1) != 0;
-}
-
-// "'weight', 'bias'": the parameters that `has` hands in and `lacks` does not.
-std::string OnlyIn(const GroupLayout& layout, const CallIdentity& has, const CallIdentity& lacks) {
-  std::string names;
-  const int count =
-      std::min({has.params, lacks.params, kNamedParams, static_cast<int>(layout.params().size())});
-  for (int p = 0; p < count; ++p) {
-    if (!TakesPart(has, p) || TakesPart(lacks, p)) continue;
-    if (!names.empty()) names += ", ";
-    names += "'" + layout.params()[static_cast<size_t>(p)].shape.name + "'";
-  }
-  return names;
 }
 
 ErrorContext Context(const Call& call, int rank, int peer) {
@@ -35,31 +18,10 @@ ErrorContext Context(const Call& call, int rank, int peer) {
 }  // namespace
 
 Error MismatchError(const Call& call, int rank, int peer, const CallIdentity& theirs) {
-  const CallIdentity& ours = call.identity;
-  // Lower rank first, so that both ranks say the same sentence.
-  const bool first = rank < peer;
-  const CallIdentity& a = first ? ours : theirs;
-  const CallIdentity& b = first ? theirs : ours;
-  const int rank_a = std::min(rank, peer);
-  const int rank_b = std::max(rank, peer);
-  std::string text = fmt::format("call {}: rank {} entered {}, rank {} entered {}", ours.sequence,
-                                 rank_a, a.text, rank_b, b.text);
-  if (call.layout != nullptr && ours.group == theirs.group) {
-    const std::string only_a = OnlyIn(*call.layout, a, b);
-    const std::string only_b = OnlyIn(*call.layout, b, a);
-    if (!only_a.empty()) text += fmt::format("; only rank {} has a gradient of {}", rank_a, only_a);
-    if (!only_b.empty()) text += fmt::format("; only rank {} has a gradient of {}", rank_b, only_b);
-    if (!only_a.empty() || !only_b.empty()) {
-      text +=
-          "; expected the same parameters on every rank: use every parameter on every rank or call "
-          "set_reduce_scatter_unused_params(True) on the module";
-    } else {
-      text += "; their dtypes, landing or output differ";
-    }
-  } else {
-    text += "; expected the same calls in the same order on every rank";
-  }
-  return {ErrorCode::kMismatch, text + ". No data was exchanged.", Context(call, rank, peer)};
+  return {ErrorCode::kMismatch,
+          machine::DescribeMismatch(call.identity, rank, theirs, peer, call.layout) +
+              ". No data was exchanged.",
+          Context(call, rank, peer)};
 }
 
 Error PeerGoneError(const Call& call, int rank, const Operation& blocked) {
@@ -78,11 +40,10 @@ Error TimeoutError(const Call& call, int rank, const Operation& blocked, int cul
   const int peer = blocked.counter.producer;
   std::string theirs;
   if (culprit != peer) theirs = fmt::format("rank {} waits for rank {}; ", peer, culprit);
-  const uint64_t last =
-      page.valid() ? page.header().last_sequence.load(std::memory_order_acquire) : 0;
+  const uint64_t last = page.valid() ? page.header().calls.last() : 0;
   if (last > 0) {
     theirs += fmt::format("rank {} last entered call {}, {}. ", culprit, last,
-                          page.PublishedCall(last).text);
+                          page.header().calls.Peek(last).text);
   } else if (page.valid()) {
     theirs += fmt::format("rank {} has not entered any call. ", culprit);
   }

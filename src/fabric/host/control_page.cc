@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <ctime>
 
 namespace tide::host {
@@ -92,27 +91,6 @@ void ControlPage::Sleep(uint32_t seen, int64_t max_ns) const {
     Futex(&header_->doorbell, FUTEX_WAIT, seen, &timeout);
   }
   header_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-}
-
-void ControlPage::Fail(const Error& error) const {
-  if (HasFailed()) return;
-  header_->failed_code = static_cast<int32_t>(error.code());
-  header_->failed_peer = error.context().peer;
-  std::strncpy(header_->last_words, error.what(), kLastWordsBytes - 1);
-  header_->failed.store(1, std::memory_order_release);
-}
-
-Error ControlPage::LastWords(int owner, int rank) const {
-  ErrorContext context;
-  context.rank = rank;
-  context.peer =
-      header_->failed_peer >= 0 && header_->failed_peer != rank ? header_->failed_peer : owner;
-  return {static_cast<ErrorCode>(header_->failed_code), header_->last_words, context};
-}
-
-void ControlPage::PublishCall(const CallIdentity& call) const {
-  header_->calls[call.sequence % kCallRing] = call;
-  header_->last_sequence.store(call.sequence, std::memory_order_release);
 }
 
 }  // namespace tide::host

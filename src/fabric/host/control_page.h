@@ -9,17 +9,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <string>
 
-#include "fabric/fabric.h"
-#include "tide/error.h"
+#include "fabric/machine/call_ring.h"
+#include "fabric/machine/last_words.h"
 
 namespace tide::host {
 
 // Peers are at most one call ahead: a rank leaves a call only after every peer has compared that
 // call's entry.
 inline constexpr int kCallRing = 2;
-inline constexpr int kLastWordsBytes = 1024;
 
 // One counter a cache line: producers on different cores do not share lines.
 struct alignas(64) SharedCounter {
@@ -30,14 +28,12 @@ struct ControlHeader {
   uint64_t nonce;  // random, written by the owner: a peer that reads it really shares the memory
   alignas(64) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
-  alignas(64) std::atomic<uint64_t> last_sequence;  // newest call that the owner entered
-  CallIdentity calls[kCallRing];                    // by sequence mod kCallRing
-  alignas(64) std::atomic<int32_t> awaited;         // 1 + whom the owner waits for, or 0
-  std::atomic<int64_t> awaited_at;                  // when it last said so: steady clock, ns
-  alignas(64) std::atomic<uint32_t> failed;         // release after the fields below
-  int32_t failed_code;
-  int32_t failed_peer;
-  char last_words[kLastWordsBytes];
+  // Published before the entry counters are raised; Executor::CompareCall reads after it has seen
+  // them.
+  machine::CallRing<kCallRing> calls;
+  alignas(64) std::atomic<int32_t> awaited;  // 1 + whom the owner waits for, or 0
+  std::atomic<int64_t> awaited_at;           // when it last said so: steady clock, ns
+  alignas(64) machine::LastWords last_words;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -70,19 +66,6 @@ class ControlPage {
   // then, and where it waits for nobody. A hint: the two fields are not read as one.
   void Await(int rank) const;
   int Awaited(std::chrono::nanoseconds max_age) const;
-
-  // Publishes why the owner has given up; the first words stay.
-  void Fail(const Error& error) const;
-  bool HasFailed() const { return header_->failed.load(std::memory_order_acquire) != 0; }
-  // The error that the owner gave up with, as `rank` shall raise it.
-  Error LastWords(int owner, int rank) const;
-
-  // Pairs with Executor::CompareCall: written before the entry counters are raised, read after they
-  // were seen.
-  void PublishCall(const CallIdentity& call) const;
-  const CallIdentity& PublishedCall(uint64_t sequence) const {
-    return header_->calls[sequence % kCallRing];
-  }
 
  private:
   ControlHeader* header_ = nullptr;

@@ -83,7 +83,7 @@ void Executor::Begin(const Call& call) {
   cursors_.resize(call.program->queues.size());
   for (size_t q = 0; q < cursors_.size(); ++q) cursors_[q] = NextOf(*call.program, q, 0);
   if (call.identity.sequence != 0) {
-    pages_[static_cast<size_t>(rank_)].PublishCall(call.identity);
+    pages_[static_cast<size_t>(rank_)].header().calls.Publish(call.identity);
   }
 }
 
@@ -151,7 +151,7 @@ bool Executor::Satisfied(const Call& call, const Operation& op) const {
 
 void Executor::CompareCall(const Call& call, int peer) const {
   const CallIdentity& theirs =
-      pages_[static_cast<size_t>(peer)].PublishedCall(call.identity.sequence);
+      pages_[static_cast<size_t>(peer)].header().calls.Peek(call.identity.sequence);
   if (theirs.key != call.identity.key || theirs.sequence != call.identity.sequence) {
     throw MismatchError(call, rank_, peer, theirs);
   }
@@ -306,12 +306,13 @@ std::chrono::nanoseconds Executor::LongestSleep() const {
 void Executor::ThrowIfPointless(const Call& call, const Operation& blocked) const {
   for (int peer = 0; peer < static_cast<int>(pages_.size()); ++peer) {
     const ControlPage& page = pages_[static_cast<size_t>(peer)];
-    if (peer != rank_ && page.valid() && page.HasFailed()) throw page.LastWords(peer, rank_);
+    if (peer == rank_ || !page.valid()) continue;
+    const machine::LastWords& words = page.header().last_words;
+    if (words.left()) throw words.Take(peer, rank_);
   }
   const int producer = blocked.counter.producer;
   // A peer that is in another operation never signals on this lane: its published call tells.
-  if (pages_[static_cast<size_t>(producer)].header().last_sequence.load(
-          std::memory_order_acquire) >= call.identity.sequence) {
+  if (pages_[static_cast<size_t>(producer)].header().calls.last() >= call.identity.sequence) {
     CompareCall(call, producer);
   }
   if (watchdog_.Gone(producer) && !Satisfied(call, blocked)) {

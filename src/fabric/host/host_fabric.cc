@@ -38,11 +38,11 @@ const char* Name(SegmentKind kind) {
 }
 
 // An error unless all neighbours ask for the same; null if they do.
-std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notices, int rank,
-                                       const std::string& what) {
-  const Notice& ours = notices[static_cast<size_t>(rank)].notice;
-  for (const ReceivedNotice& entry : notices) {
-    const Notice& other = entry.notice;
+std::unique_ptr<Error> CompareRequests(const std::vector<machine::ReceivedNotice>& notices,
+                                       int rank, const std::string& what) {
+  const machine::Notice& ours = notices[static_cast<size_t>(rank)].notice;
+  for (const machine::ReceivedNotice& entry : notices) {
+    const machine::Notice& other = entry.notice;
     if (other.rank < 0 || other.error_code >= 0) continue;
     if (other.bytes == ours.bytes && other.kind == ours.kind &&
         std::strcmp(other.text, ours.text) == 0) {
@@ -63,7 +63,8 @@ std::unique_ptr<Error> CompareRequests(const std::vector<ReceivedNotice>& notice
 }  // namespace
 
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
-    : sockets_(bootstrap, SplitIntoNodes(bootstrap.world(), options.nodes), options.timeout),
+    : sockets_(bootstrap, SplitIntoNodes(bootstrap.world(), options.nodes), options.timeout,
+               machine::Reach::kNeighbours),
       memory_limit_bytes_(options.memory_limit_bytes) {
   ConnectControlPages();
   AgreeOnSharing(options.share_segments);
@@ -110,18 +111,18 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   segment->bytes = bytes;
   segment->topology = topology();
   segment->mappings.resize(static_cast<size_t>(sockets_.world()));
-  Notice mine;
+  machine::Notice mine;
   mine.bytes = bytes;
   mine.nonce = nonce;
   mine.kind = kind;
   mine.SetText(label);
   std::unique_ptr<Error> error;
-  FileDescriptor memory;
+  machine::FileDescriptor memory;
   try {
     if (segment->HolderOf(rank()) == rank()) {
       CheckMemory(bytes, topology(), memory_limit_bytes_, label, kind);
-      memory = CreateMemory(bytes, label);
-      segment->mappings[self] = Mapping(memory.get(), bytes, MapKind::kShared);
+      memory = machine::CreateMemory(bytes, label);
+      segment->mappings[self] = machine::Mapping(memory.get(), bytes, machine::MapKind::kShared);
       if (nonce != 0) std::memcpy(segment->mappings[self].data(), &nonce, sizeof nonce);
     }
   } catch (const Error& failure) {
@@ -142,11 +143,12 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
 }
 
 // A neighbour that failed gave no memory: it raises its error on all ranks.
-void HostFabric::MapOthers(const std::vector<ReceivedNotice>& received, Segment* segment) {
+void HostFabric::MapOthers(const std::vector<machine::ReceivedNotice>& received, Segment* segment) {
   for (size_t peer = 0; peer < received.size(); ++peer) {
-    const ReceivedNotice& entry = received[peer];
+    const machine::ReceivedNotice& entry = received[peer];
     if (!sockets_.IsNeighbour(static_cast<int>(peer)) || !entry.memory.valid()) continue;
-    segment->mappings[peer] = Mapping(entry.memory.get(), segment->bytes, MapKind::kShared);
+    segment->mappings[peer] =
+        machine::Mapping(entry.memory.get(), segment->bytes, machine::MapKind::kShared);
     const uint64_t theirs = entry.notice.nonce;
     if (theirs != 0 && std::memcmp(segment->mappings[peer].data(), &theirs, sizeof theirs) != 0) {
       throw Error(ErrorCode::kUnsupported, fmt::format("memory of rank {} is not shared", peer));
@@ -155,7 +157,8 @@ void HostFabric::MapOthers(const std::vector<ReceivedNotice>& received, Segment*
   if (segment->kind != SegmentKind::kNodeShared) return;
   const auto holder = static_cast<size_t>(segment->HolderOf(rank()));
   if (received[holder].memory.valid()) {
-    segment->view = Mapping(received[holder].memory.get(), segment->bytes, MapKind::kPrivate);
+    segment->view =
+        machine::Mapping(received[holder].memory.get(), segment->bytes, machine::MapKind::kPrivate);
   }
 }
 
@@ -165,7 +168,7 @@ SegmentView HostFabric::AddSegment(int64_t bytes, const std::string& label, Segm
                 fmt::format("segment '{}': expected more than 0 bytes, got {}", label, bytes));
   }
   if (private_pages_ == nullptr) kind = SegmentKind::kPerRank;
-  auto segment = Share(AlignUp(bytes, PageBytes()), label, 0, kind);
+  auto segment = Share(AlignUp(bytes, machine::PageBytes()), label, 0, kind);
   segment->bytes = bytes;
   SegmentView view;
   view.id = static_cast<int>(segments_.size());
@@ -190,11 +193,11 @@ void HostFabric::CheckRange(SegmentAddress address, int64_t bytes) const {
                 fmt::format("{} bytes at offset {} do not fit into segment {} of {} bytes", bytes,
                             address.offset, address.segment, room));
   }
-  if (segment.kind == SegmentKind::kNodeShared && address.offset % PageBytes() != 0) {
+  if (segment.kind == SegmentKind::kNodeShared && address.offset % machine::PageBytes() != 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("expected an offset in the node-shared segment {} that is a multiple "
                             "of {} bytes, got {}",
-                            address.segment, PageBytes(), address.offset));
+                            address.segment, machine::PageBytes(), address.offset));
   }
 }
 
@@ -211,13 +214,13 @@ void HostFabric::RevertChangedPages(const Call& call) {
     const Segment& segment = *segments_[static_cast<size_t>(at.segment)];
     if (segment.kind != SegmentKind::kNodeShared) continue;
     private_pages_->Revert(segment.view.data() + at.offset,
-                           AlignUp(call.program->buffers[i].bytes, PageBytes()));
+                           AlignUp(call.program->buffers[i].bytes, machine::PageBytes()));
   }
 }
 
 // The others wait for this rank: tell them why it stops.
 void HostFabric::GiveUp(const Error& error) {
-  pages_[static_cast<size_t>(rank())].Fail(error);
+  pages_[static_cast<size_t>(rank())].header().last_words.Leave(error);
   for (const ControlPage& page : pages_) {
     if (page.valid()) page.Ring();
   }

@@ -11,9 +11,9 @@
 #include "fabric/host/control_page.h"
 #include "fabric/host/executor.h"
 #include "fabric/host/private_pages.h"
-#include "fabric/host/rendezvous.h"
-#include "fabric/host/segment.h"
 #include "fabric/host/watchdog.h"
+#include "fabric/machine/rendezvous.h"
+#include "fabric/machine/shared_memory.h"
 #include "tide/bootstrap.h"
 
 namespace tide::host {
@@ -34,8 +34,8 @@ namespace tide::host {
 //   * A page belongs to one landing (CheckRange), so dropping it loses no other landing's changes.
 struct Segment {
   SegmentKind kind = SegmentKind::kPerRank;
-  std::vector<Mapping> mappings;
-  Mapping view;
+  std::vector<machine::Mapping> mappings;
+  machine::Mapping view;
   int64_t bytes = 0;
 
   Topology topology;
@@ -44,7 +44,9 @@ struct Segment {
   int HolderOf(int rank) const {
     return kind == SegmentKind::kNodeShared ? topology.Rank(topology.Node(rank), 0) : rank;
   }
-  const Mapping& of(int rank) const { return mappings[static_cast<size_t>(HolderOf(rank))]; }
+  const machine::Mapping& of(int rank) const {
+    return mappings[static_cast<size_t>(HolderOf(rank))];
+  }
 };
 
 class HostFabric final : public Fabric, private AddressSpace {
@@ -57,6 +59,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   int rank() const override { return sockets_.rank(); }
   SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) override;
   const std::string& unshared_reason() const override { return unshared_reason_; }
+  const std::string& unwatched_reason() const override { return unwatched_reason_; }
   void CheckRange(SegmentAddress address, int64_t bytes) const override;
   double Execute(const Call& call, TraceSink* trace) override;
 
@@ -66,19 +69,20 @@ class HostFabric final : public Fabric, private AddressSpace {
   // are raised on all.
   std::shared_ptr<Segment> Share(int64_t bytes, const std::string& label, uint64_t nonce,
                                  SegmentKind kind);
-  void MapOthers(const std::vector<ReceivedNotice>& received, Segment* segment);
+  void MapOthers(const std::vector<machine::ReceivedNotice>& received, Segment* segment);
   void ConnectControlPages();
   // Finds out whether all ranks can share segments, and if not, why.
   void AgreeOnSharing(bool wanted);
   void RevertChangedPages(const Call& call);
   void GiveUp(const Error& error);
 
-  PeerSockets sockets_;
+  machine::PeerSockets sockets_;
   int64_t memory_limit_bytes_;  // 0: none
   std::shared_ptr<Segment> control_;
   std::vector<ControlPage> pages_;
   std::unique_ptr<PrivatePages> private_pages_;  // null if nothing is shared
   std::string unshared_reason_;
+  const std::string unwatched_reason_;  // everybody is, or there is no such fabric
   std::vector<std::shared_ptr<Segment>> segments_;
   std::unique_ptr<Watchdog> watchdog_;
   std::unique_ptr<Executor> executor_;

@@ -44,7 +44,7 @@ PrivatePages::PrivatePages()
 }
 
 int64_t PrivatePages::Revert(char* address, int64_t bytes) {
-  const int64_t page_bytes = PageBytes();
+  const int64_t page_bytes = machine::PageBytes();
   const int64_t pages = bytes / page_bytes;
   const int64_t first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) / page_bytes;
   int64_t dropped = 0;
@@ -69,10 +69,10 @@ int64_t PrivatePages::Revert(char* address, int64_t bytes) {
 
 // Of two pages one is changed, so that seeing none and seeing both fail.
 void PrivatePages::TryOut() {
-  const int64_t page_bytes = PageBytes();
-  const FileDescriptor memory = CreateMemory(2 * page_bytes, "try-out");
-  const Mapping shared(memory.get(), 2 * page_bytes, MapKind::kShared);
-  const Mapping own(memory.get(), 2 * page_bytes, MapKind::kPrivate);
+  const int64_t page_bytes = machine::PageBytes();
+  const machine::FileDescriptor memory = machine::CreateMemory(2 * page_bytes, "try-out");
+  const machine::Mapping shared(memory.get(), 2 * page_bytes, machine::MapKind::kShared);
+  const machine::Mapping own(memory.get(), 2 * page_bytes, machine::MapKind::kPrivate);
   // Volatile: to the compiler the mappings are unrelated memory.
   volatile char* theirs = shared.data();
   volatile char* mine = own.data();

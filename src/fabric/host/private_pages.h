@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fabric/host/segment.h"
+#include "fabric/machine/shared_memory.h"
 
 namespace tide::host {
 
@@ -26,7 +26,7 @@ class PrivatePages {
  private:
   void TryOut();
 
-  FileDescriptor pagemap_;
+  machine::FileDescriptor pagemap_;
   std::vector<uint64_t> entries_;  // one a page; kept to reuse the memory
 };
 

@@ -73,6 +73,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     parts_.device->MakeCurrent();
   });
   unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, CheckMulticastVariables);
+  peers_ = std::make_unique<Peers>(bootstrap, topology_, options.timeout);
   Connect();
   segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library), *parts_.device,
                                          communicators_, bootstrap_, topology_);
@@ -93,7 +94,8 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     device->Read(values.data(), memory.address, memory.bytes);
     return values;
   };
-  watchdog_ = std::make_unique<Watchdog>(rank(), *parts_.device, *counters_, std::move(watchdog));
+  watchdog_ =
+      std::make_unique<Watchdog>(rank(), *parts_.device, *counters_, *peers_, std::move(watchdog));
   executor_ = std::make_unique<Executor>(rank(), topology_, *parts_.device, communicators_,
                                          *segments_, counter_memory_.id, *counters_, *watchdog_);
   try {
@@ -217,11 +219,13 @@ void NcclFabric::Leave() {
 // Streams may wait for ever, and so would everything that ends them or frees what they use. The
 // watchdog goes on: it ends the process if they do.
 void NcclFabric::Abandon() {
+  peers_->StopComparing();
   static_cast<void>(segments_.release());
   for (auto& rail : communicators_.rails) static_cast<void>(rail.release());
   static_cast<void>(communicators_.parent.release());
   static_cast<void>(executor_.release());
   static_cast<void>(watchdog_.release());
+  static_cast<void>(peers_.release());     // the watchdog's
   static_cast<void>(counters_.release());  // the watchdog's last words name them
   static_cast<void>(parts_.device.release());
 }
@@ -242,14 +246,26 @@ double NcclFabric::Execute(const Call& call, TraceSink* /*trace*/) {
   try {
     auto program = std::dynamic_pointer_cast<LoweredProgram>(call.prepared);
     TIDE_CHECK(program != nullptr);
+    // Calls without a number are set-up, leaving, and measurements without synchronisation.
+    if (call.identity.sequence != 0) peers_->Publish(call);
     const EventHandle done = executor_->Run(call, program);
     if (!call.streams) WaitFor(done, call.identity.text, options_.timeout);
     return 0;
+  } catch (const Error& error) {
+    GiveUp(error);
+    throw;
   } catch (...) {
-    failed_ = true;
-    executor_->KeepPrograms();
+    // Not an error of TIDE's: check_interrupt threw.
+    GiveUp(Error(ErrorCode::kPeerDead,
+                 fmt::format("rank {} was interrupted in {}", rank(), call.identity.text)));
     throw;
   }
+}
+
+void NcclFabric::GiveUp(const Error& error) {
+  peers_->LeaveWords(error);
+  failed_ = true;
+  executor_->KeepPrograms();
 }
 
 void NcclFabric::WaitFor(EventHandle event, const char* what, std::chrono::nanoseconds timeout) {

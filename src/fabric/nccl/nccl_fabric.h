@@ -14,10 +14,12 @@
 #include "fabric/nccl/counters.h"
 #include "fabric/nccl/device.h"
 #include "fabric/nccl/executor.h"
+#include "fabric/nccl/peers.h"
 #include "fabric/nccl/segments.h"
 #include "fabric/nccl/watchdog.h"
 #include "tide/bootstrap.h"
 #include "tide/communicator.h"
+#include "tide/error.h"
 
 namespace tide::nccl {
 
@@ -41,6 +43,7 @@ class NcclFabric final : public Fabric {
   int rank() const override { return bootstrap_.rank(); }
   SegmentView AddSegment(int64_t bytes, const std::string& label, SegmentKind kind) override;
   const std::string& unshared_reason() const override { return unshared_reason_; }
+  const std::string& unwatched_reason() const override { return peers_->unwatched_reason(); }
   void CheckRange(SegmentAddress address, int64_t bytes) const override;
   std::shared_ptr<Prepared> Prepare(const Program& program) override;
   double Execute(const Call& call, TraceSink* trace) override;
@@ -60,12 +63,15 @@ class NcclFabric final : public Fabric {
   // Ends together with the other ranks: nobody uses this rank's memory any more.
   void Leave();
   void Abandon();
+  // A call has failed: the streams may hold anything, and the others may wait for this rank.
+  void GiveUp(const Error& error);
 
   Bootstrap& bootstrap_;
   const CommunicatorOptions options_;
   const Topology topology_;
   const std::string unshared_reason_ = "GPUs keep a landing each";
   Parts parts_;
+  std::unique_ptr<Peers> peers_;
   Communicators communicators_;
   std::unique_ptr<Counters> counters_;
   std::unique_ptr<Segments> segments_;

@@ -1,13 +1,12 @@
-// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, two teams of
-// eight warps add. (Paper, section 4.1: the warp-specialised pipeline.)
+// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, eight warps add.
+// (Paper, section 4.1: the warp-specialised pipeline.) A block has two such teams, each with a ring
+// and tiles of its own, so that one adds while the other stores.
 //
 // A slot holds one source of one tile, so that the ring serves any number of sources and holds as
 // many bytes in flight for two as for eight. A slot's pair of barriers: `full` completes when its
-// bytes have landed, `empty` when all eight warps of a team have taken their quads into registers.
-// Teams take tiles in turn, so that one adds while the other stores. Every warp passes the slots in
-// the same order as the producer, and passes over those of the other team: the oldest slot that is
-// not empty belongs to the oldest tile of its team, which will get the rest of its slots. Nobody
-// waits for another block or for another GPU.
+// bytes have landed, `empty` when all eight warps have taken their quads into registers. Every
+// warp passes the same slots in the same order as the producer. Nobody waits for another team,
+// another block or another GPU.
 #include <algorithm>
 
 #include "kernels/cuda/bulk.cuh"
@@ -19,8 +18,8 @@ namespace {
 
 constexpr int kAddWarps = 8;  // of a team
 constexpr int kAddThreads = kAddWarps * kWarpThreads;
-constexpr int kTeams = 2;
-constexpr int kBulkThreads = kTeams * kAddThreads + kWarpThreads;  // and the producer's warp
+constexpr int kTeams = 1;
+constexpr int kBulkThreads = kTeams * (kAddThreads + kWarpThreads);  // and the producers' warps
 // Who says that a slot has been read. One lane a warp does, after __syncwarp, which orders the
 // reads of the others before it. compute-sanitizer's racecheck does not follow that and reports
 // every read of the other lanes; it finds nothing when each lane speaks for itself, at 5 % less
@@ -31,10 +30,9 @@ constexpr bool kEveryLaneArrives = true;
 constexpr bool kEveryLaneArrives = false;
 #endif
 [[maybe_unused]] constexpr int kArrivals = kEveryLaneArrives ? kAddThreads : kAddWarps;
-constexpr uint32_t kMaxSlots = 12;
-constexpr uint32_t kMinSlots = 4;
-constexpr uint32_t kBarrierBytes = 256;
-static_assert(2 * kMaxSlots * sizeof(uint64_t) <= kBarrierBytes);
+constexpr uint32_t kMaxSlots = 196608 / kTileBytes / kTeams;  // of a team
+constexpr uint32_t kMinSlots = 2;
+constexpr uint32_t kBarrierBytes = (2 * kMaxSlots * sizeof(uint64_t) + 127) / 128 * 128;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -43,23 +41,30 @@ struct Cursor {
   uint32_t slot = 0;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ void Next(uint32_t n_slots) { Skip(1, n_slots); }
-
-  __device__ __forceinline__ void Skip(uint32_t count, uint32_t n_slots) {
-    for (slot += count; slot >= n_slots; slot -= n_slots) parity ^= 1;
+  __device__ __forceinline__ void Next(uint32_t n_slots) {
+    if (++slot == n_slots) {
+      slot = 0;
+      parity ^= 1;
+    }
   }
 };
 
+__device__ __forceinline__ Walk WalkOf(const LaunchArgs& args, const uint8_t* const* bases,
+                                       uint32_t team) {
+  return Walk(args, bases, blockIdx.x * kTeams + team, gridDim.x * kTeams);
+}
+
+// Shared memory: the barriers of all teams, then the slots of all teams.
 struct Ring {
   uint64_t* full;
   uint64_t* empty;
   uint8_t* slots;
   uint32_t n_slots;
 
-  __device__ __forceinline__ Ring(uint8_t* shared, uint32_t slot_count)
-      : full(reinterpret_cast<uint64_t*>(shared)),
+  __device__ __forceinline__ Ring(uint8_t* shared, uint32_t team, uint32_t slot_count)
+      : full(reinterpret_cast<uint64_t*>(shared + team * kBarrierBytes)),
         empty(full + kMaxSlots),
-        slots(shared + kBarrierBytes),
+        slots(shared + kTeams * kBarrierBytes + team * slot_count * kTileBytes),
         n_slots(slot_count) {}
 
   __device__ __forceinline__ void Init() {
@@ -75,10 +80,9 @@ struct Ring {
 
 // One thread. The first turn of `empty` counts as complete: waiting for the parity before it
 // succeeds at once.
-__device__ __forceinline__ void Produce(const LaunchArgs& args, const uint8_t* const* bases,
-                                        Ring& ring) {
+__device__ __forceinline__ void Produce(Walk walk, Ring& ring) {
   Cursor at;
-  for (Walk walk(args, bases); !walk.AtEnd(); walk.Next()) {
+  for (; !walk.AtEnd(); walk.Next()) {
     const Tile tile = walk.tile();
     const int64_t elem_bytes = Bytes(walk.item().src_dtype);
     const auto bytes = static_cast<uint32_t>((tile.body_end - tile.body_begin) * elem_bytes);
@@ -98,18 +102,11 @@ class RingSource {
   static constexpr int kThreads = kAddThreads;
   static constexpr bool kAhead = false;  // the ring is ahead
 
-  __device__ __forceinline__ explicit RingSource(Ring& ring)
-      : ring_(ring), turns_before_(threadIdx.x / kAddThreads) {}
+  __device__ __forceinline__ RingSource(Ring& ring, uint32_t team) : ring_(ring), team_(team) {}
 
-  __device__ __forceinline__ bool Takes(const Walk& walk) {
-    if (turns_before_ == 0) {
-      turns_before_ = kTeams - 1;
-      return true;
-    }
-    --turns_before_;
-    const Tile tile = walk.tile();
-    if (tile.body_begin < tile.body_end) at_.Skip(walk.item().n_sources, ring_.n_slots);
-    return false;
+  __device__ __forceinline__ Walk MakeWalk(const LaunchArgs& args,
+                                           const uint8_t* const* bases) const {
+    return WalkOf(args, bases, team_);
   }
 
   template <class In>
@@ -134,20 +131,23 @@ class RingSource {
 
  private:
   Ring& ring_;
+  const uint32_t team_;
   Cursor at_;
-  uint32_t turns_before_;  // tiles of other teams before the next one of this team
 };
 
 __device__ __forceinline__ void SumBulk(const LaunchArgs& args, const uint8_t* const* bases) {
   extern __shared__ __align__(128) uint8_t shared[];
-  Ring ring(shared, args.n_slots);
-  if (threadIdx.x == 0) ring.Init();
+  const bool adds = threadIdx.x < kTeams * kAddThreads;
+  const uint32_t team =
+      adds ? threadIdx.x / kAddThreads : (threadIdx.x - kTeams * kAddThreads) / kWarpThreads;
+  Ring ring(shared, team, args.n_slots);
+  if (!adds && threadIdx.x % kWarpThreads == 0) ring.Init();
   __syncthreads();
-  if (threadIdx.x >= kTeams * kAddThreads) {
-    if (threadIdx.x == kTeams * kAddThreads) Produce(args, bases, ring);
+  if (!adds) {
+    if (threadIdx.x % kWarpThreads == 0) Produce(WalkOf(args, bases, team), ring);
     return;
   }
-  RingSource source(ring);
+  RingSource source(ring, team);
   SumTiles(args, bases, source);
 }
 
@@ -170,9 +170,11 @@ Kernel BulkKernel(bool many) {
 }
 
 BulkMemory FitBulkMemory(int64_t limit_bytes) {
-  const int64_t slots = std::min<int64_t>((limit_bytes - kBarrierBytes) / kTileBytes, kMaxSlots);
+  const int64_t slots =
+      std::min<int64_t>((limit_bytes / kTeams - kBarrierBytes) / kTileBytes, kMaxSlots);
   if (slots < kMinSlots) return {};
-  return {static_cast<uint32_t>(slots), static_cast<uint32_t>(kBarrierBytes + slots * kTileBytes)};
+  return {static_cast<uint32_t>(slots),
+          static_cast<uint32_t>(kTeams * (kBarrierBytes + slots * kTileBytes))};
 }
 
 }  // namespace tide::kernels::cuda::internal

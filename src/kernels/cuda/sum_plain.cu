@@ -26,7 +26,10 @@ struct GlobalSource {
   static constexpr int kThreads = kPlainThreads;
   static constexpr bool kAhead = true;
 
-  __device__ __forceinline__ bool Takes(const Walk& /*walk*/) { return true; }
+  __device__ __forceinline__ Walk MakeWalk(const LaunchArgs& args,
+                                           const uint8_t* const* bases) const {
+    return Walk(args, bases);
+  }
 
   template <class In>
   static __device__ __forceinline__ float LoadOne(const typename In::Scalar* from) {

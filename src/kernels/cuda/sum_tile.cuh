@@ -2,8 +2,7 @@
 //
 // A Source has
 //   kThreads                       threads that add one tile; a block may have several such teams
-//   Takes(walk)                    whether this thread's team adds the walk's tile; called once for
-//                                  each tile in order
+//   MakeWalk(args, bases)          the tiles of this thread's team
 //   kAhead                         whether to load a source while the one before it is added: hides
 //                                  the latency of memory, costs registers
 //   Load<In>(walk, tile, s, quads) this thread's quads of source s; called once for each s in order
@@ -133,12 +132,11 @@ __device__ __forceinline__ void SumTileTo(const LaunchArgs& args, const Walk& wa
   }
 }
 
-// Adds every tile of this block's walk that the team takes.
+// Adds every tile of this team's walk.
 template <class Source>
 __device__ __forceinline__ void SumTiles(const LaunchArgs& args, const uint8_t* const* bases,
                                          Source& source) {
-  for (Walk walk(args, bases); !walk.AtEnd(); walk.Next()) {
-    if (!source.Takes(walk)) continue;
+  for (Walk walk = source.MakeWalk(args, bases); !walk.AtEnd(); walk.Next()) {
     switch (walk.item().dst_dtype) {
       case DType::kBF16:
         SumTileTo<BF16>(args, walk, source);

@@ -1,6 +1,6 @@
-// The way of a thread block through the tiles of a launch.
+// The way of a worker, a thread block or a part of one, through the tiles of a launch.
 //
-// Blocks take turns, so that all of them read the same region of memory at a time. Every thread
+// Workers take turns, so that all of them read the same region of memory at a time. Every thread
 // follows the walk on its own: the tables are small, read by all threads alike and cached. Inside
 // an item the table of tiles, whose rows are too far apart for the cache, is not read.
 #ifndef TIDE_KERNELS_CUDA_WALK_CUH_
@@ -20,7 +20,7 @@ struct LaunchArgs {
   int64_t n_tiles;
   float scale;
   uint32_t accumulate;
-  uint32_t n_slots;  // of the bulk path's ring
+  uint32_t n_slots;  // of a ring of the bulk path
 };
 
 // A kernel's one parameter.
@@ -33,15 +33,20 @@ static_assert(sizeof(LaunchParams<kManyBases>) <= 32764);
 
 class Walk {
  public:
+  // The walk of a thread block.
   __device__ __forceinline__ Walk(const LaunchArgs& args, const uint8_t* const* bases)
-      : args_(args), bases_(bases), tile_(blockIdx.x) {
+      : Walk(args, bases, blockIdx.x, gridDim.x) {}
+
+  __device__ __forceinline__ Walk(const LaunchArgs& args, const uint8_t* const* bases,
+                                  uint32_t worker, uint32_t workers)
+      : args_(args), bases_(bases), step_(workers), tile_(worker) {
     if (tile_ < args_.n_tiles) Enter(__ldg(args_.tile_items + tile_));
   }
 
   __device__ __forceinline__ bool AtEnd() const { return tile_ >= args_.n_tiles; }
 
   __device__ __forceinline__ void Next() {
-    tile_ += gridDim.x;
+    tile_ += step_;
     if (tile_ >= args_.n_tiles || tile_ < item_end_) return;
     Enter(__ldg(args_.tile_items + tile_));
   }
@@ -90,6 +95,7 @@ class Walk {
 
   const LaunchArgs& args_;
   const uint8_t* const* bases_;
+  const uint32_t step_;
   int64_t tile_;
   int64_t head_ = 0;
   int64_t item_end_ = 0;  // the first tile behind the item

@@ -75,7 +75,7 @@ class ForkedBootstrap final : public Bootstrap {
 };
 
 // Runs body(bootstrap) in W processes. A rank that fails, throws, does not end in time, or ends
-// with another status than `statuses` has for it (0 without), fails the test.
+// with another status than `statuses` has for it (0 without; a signal is negative), fails the test.
 inline void RunForkedRanks(int world, std::chrono::seconds limit,
                            const std::function<void(Bootstrap&)>& body,
                            std::vector<int> statuses = {}) {
@@ -113,8 +113,8 @@ inline void RunForkedRanks(int world, std::chrono::seconds limit,
       }
       usleep(1000);
     }
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == statuses[static_cast<size_t>(rank)])
-        << "rank " << rank << ", status " << status;
+    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    EXPECT_EQ(ended, statuses[static_cast<size_t>(rank)]) << "rank " << rank;
   }
   munmap(shared, sizeof(ForkedHub));
 }

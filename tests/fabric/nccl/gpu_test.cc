@@ -4,9 +4,12 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -125,26 +128,50 @@ TEST_P(GpuCollectives, ThreeLayouts) {
   });
 }
 
-TEST(GpuFailure, WatchdogEndsARankWhosePeerIsGone) {
-  const std::string missing = Prepare();
-  if (!missing.empty()) GTEST_SKIP() << missing;
+// Two ranks that gather once together; then `then` differs by rank.
+void CheckFailure(const std::function<void(Bootstrap&, Communicator&, const AllGatherCall&)>& then,
+                  const std::vector<int>& statuses) {
   const int gpus = CountGpus();
   const auto body = [&](Bootstrap& bootstrap) {
     CommunicatorOptions options;
     options.device = bootstrap.rank() % gpus;
     options.nccl_library = std::getenv("TIDE_NCCL_LIBRARY");
-    options.timeout = std::chrono::seconds(20);
+    options.timeout = std::chrono::minutes(10);  // far longer than the ranks have
     GpuBed bed;
     Communicator comm(nccl::MakeNcclFabric(bootstrap, options), options);
+    EXPECT_EQ(comm.unwatched_reason(), "");
     const int group = comm.RegisterGroup("layers.3", {{"w", 4, 4, DType::kF32}});
-    const SegmentView landing = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
-    comm.Barrier();
-    if (bootstrap.rank() == 1) _exit(0);
+    const SegmentView landing = comm.AddSegment(2 * comm.layout(group).landing_bytes(), "landing");
     const void* shard = bed.Copy(std::vector<char>(32));
-    comm.AllGather({group, {shard}, {DType::kF32}, {landing.id, 0}, bed.stream()});
+    const AllGatherCall call{group, {shard}, {DType::kF32}, {landing.id, 0}, bed.stream()};
+    comm.AllGather(call);
     bed.Synchronise();
+    bootstrap.AllGather("");
+    then(bootstrap, comm, call);
+    bed.Synchronise();
+    while (true) pause();  // the watchdog ends it
   };
-  testing::RunForkedRanks(2, std::chrono::seconds(90), body, {nccl::kWatchdogExitStatus, 0});
+  testing::RunForkedRanks(2, std::chrono::seconds(90), body, statuses);
+}
+
+TEST(GpuFailure, AKilledRankEndsTheOther) {
+  const std::string missing = Prepare();
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  const auto then = [](Bootstrap& bootstrap, Communicator& comm, const AllGatherCall& call) {
+    if (bootstrap.rank() == 1) kill(getpid(), SIGKILL);
+    comm.AllGather(call);
+  };
+  CheckFailure(then, {nccl::kWatchdogExitStatus, -SIGKILL});
+}
+
+TEST(GpuFailure, AnotherCallEndsBoth) {
+  const std::string missing = Prepare();
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  const auto then = [](Bootstrap& bootstrap, Communicator& comm, AllGatherCall call) {
+    if (bootstrap.rank() == 1) call.landing.offset = comm.layout(call.group).landing_bytes();
+    comm.AllGather(call);
+  };
+  CheckFailure(then, {nccl::kWatchdogExitStatus, nccl::kWatchdogExitStatus});
 }
 
 // What is found holds up nothing. How many queues there are to find is the driver's choice.

@@ -90,7 +90,8 @@ class TrainingRank {
         forgotten_(std::move(forgotten)),
         rank_(comm.rank()),
         device_(FakeParts(world, rank_)().device) {
-    for (auto* stream : {&compute_, &sources_, &gather_, &reduce_}) *stream = device_->CreateStream();
+    for (auto* stream : {&compute_, &sources_, &gather_, &reduce_})
+      *stream = device_->CreateStream();
     SetUp();
     Plan();
   }

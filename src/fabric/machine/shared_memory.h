@@ -1,12 +1,12 @@
 // One rank's shared memory: an anonymous memfd, mapped. It has no name, so nothing is left behind
 // when the last process that holds it is gone, however it ended.
-#ifndef TIDE_FABRIC_HOST_SEGMENT_H_
-#define TIDE_FABRIC_HOST_SEGMENT_H_
+#ifndef TIDE_FABRIC_MACHINE_SHARED_MEMORY_H_
+#define TIDE_FABRIC_MACHINE_SHARED_MEMORY_H_
 
 #include <cstdint>
 #include <string>
 
-namespace tide::host {
+namespace tide::machine {
 
 // Owns a file descriptor.
 class FileDescriptor {
@@ -60,6 +60,6 @@ class Mapping {
 // Throws Error(kOutOfMemory) if the kernel can't reserve them.
 FileDescriptor CreateMemory(int64_t bytes, const std::string& label);
 
-}  // namespace tide::host
+}  // namespace tide::machine
 
-#endif  // TIDE_FABRIC_HOST_SEGMENT_H_
+#endif  // TIDE_FABRIC_MACHINE_SHARED_MEMORY_H_

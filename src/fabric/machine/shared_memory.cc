@@ -1,4 +1,4 @@
-#include "fabric/host/segment.h"
+#include "fabric/machine/shared_memory.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 
 #include "tide/error.h"
 
-namespace tide::host {
+namespace tide::machine {
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   if (this != &other) {
@@ -70,4 +70,4 @@ FileDescriptor CreateMemory(int64_t bytes, const std::string& label) {
   return fd;
 }
 
-}  // namespace tide::host
+}  // namespace tide::machine

@@ -1,4 +1,4 @@
-#include "fabric/host/rendezvous.h"
+#include "fabric/machine/rendezvous.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -14,10 +14,12 @@
 
 #include "tide/error.h"
 
-namespace tide::host {
+namespace tide::machine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kSocketType = SOCK_SEQPACKET | SOCK_CLOEXEC;
 
 std::string RandomName() {
   unsigned char bits[16];
@@ -36,19 +38,14 @@ socklen_t Address(const std::string& name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-FileDescriptor NewSocket() {
-  FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) internal::ThrowErrno("creating a Unix socket");
-  return fd;
-}
-
+// Invalid if there can be none.
 FileDescriptor Listen(const std::string& name, int backlog) {
-  FileDescriptor fd = NewSocket();
+  FileDescriptor fd(::socket(AF_UNIX, kSocketType, 0));
   sockaddr_un address;
   const socklen_t length = Address(name, &address);
-  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+  if (!fd.valid() || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       listen(fd.get(), backlog) != 0) {
-    internal::ThrowErrno("listening on a Unix socket");
+    return {};
   }
   return fd;
 }
@@ -91,19 +88,23 @@ void Notice::SetText(const std::string& words) {
 }
 
 PeerSockets::PeerSockets(Bootstrap& bootstrap, const Topology& topology,
-                         std::chrono::nanoseconds timeout)
+                         std::chrono::nanoseconds timeout, Reach reach)
     : rank_(bootstrap.rank()),
       topology_(topology),
       timeout_(timeout),
+      reach_(reach),
       sockets_(static_cast<size_t>(bootstrap.world())) {
   const std::string name = RandomName();
   const FileDescriptor listener = Listen(name, world());
+  if (!listener.valid() && reach == Reach::kNeighbours) {
+    internal::ThrowErrno("listening on a Unix socket");
+  }
   const std::vector<std::string> names = bootstrap.AllGather(name);
   // One character a rank: whether this rank reaches it. Every rank listens before any connects.
   std::string reached(static_cast<size_t>(world()), '1');
   ConnectToLower(names, &reached);
   const std::vector<std::string> all = bootstrap.AllGather(reached);
-  for (int from = 0; from < world(); ++from) {
+  for (int from = 0; from < world() && reach == Reach::kNeighbours; ++from) {
     const size_t to = all[static_cast<size_t>(from)].find('0');
     if (to != std::string::npos) {
       throw Error(
@@ -115,17 +116,17 @@ PeerSockets::PeerSockets(Bootstrap& bootstrap, const Topology& topology,
           {rank_, static_cast<int>(to), "", "set-up"});
     }
   }
-  AcceptHigher(listener.get());
+  AcceptHigher(listener.get(), all);
 }
 
 void PeerSockets::ConnectToLower(const std::vector<std::string>& names, std::string* reached) {
   for (int peer = 0; peer < rank_; ++peer) {
-    if (!IsNeighbour(peer)) continue;
-    FileDescriptor fd = NewSocket();
+    if (!Wanted(peer)) continue;
+    FileDescriptor fd(::socket(AF_UNIX, kSocketType, 0));
     sockaddr_un address;
     const socklen_t length = Address(names[static_cast<size_t>(peer)], &address);
     const auto hello = static_cast<int32_t>(rank_);
-    if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+    if (!fd.valid() || connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
         send(fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
       (*reached)[static_cast<size_t>(peer)] = '0';
       continue;
@@ -134,9 +135,13 @@ void PeerSockets::ConnectToLower(const std::vector<std::string>& names, std::str
   }
 }
 
-void PeerSockets::AcceptHigher(int listener) {
+void PeerSockets::AcceptHigher(int listener, const std::vector<std::string>& reached) {
+  const auto expects = [&](int peer) {
+    return peer > rank_ && peer < world() && Wanted(peer) &&
+           reached[static_cast<size_t>(peer)][static_cast<size_t>(rank_)] == '1';
+  };
   for (int expected = rank_ + 1; expected < world(); ++expected) {
-    if (!IsNeighbour(expected)) continue;
+    if (!expects(expected)) continue;
     // The peers have connected already: these waits are short.
     const auto deadline = Clock::now() + timeout_;
     int32_t peer = -1;
@@ -144,7 +149,8 @@ void PeerSockets::AcceptHigher(int listener) {
     if (WaitFor(listener, POLLIN, deadline))
       fd = FileDescriptor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (fd.valid() && WaitFor(fd.get(), POLLIN, deadline)) recv(fd.get(), &peer, sizeof peer, 0);
-    if (peer <= rank_ || !IsNeighbour(peer) || sockets_[static_cast<size_t>(peer)].valid()) {
+    if (!expects(peer) || sockets_[static_cast<size_t>(peer)].valid()) {
+      if (reach_ == Reach::kMachine) continue;
       throw Error(ErrorCode::kTimeout,
                   fmt::format("rank {}: set-up: a peer connected but did not say hello", rank_));
     }
@@ -152,10 +158,10 @@ void PeerSockets::AcceptHigher(int listener) {
   }
 }
 
-bool PeerSockets::IsNeighbour(int peer) const {
-  if (peer < 0 || peer >= world() || peer == rank_) return false;
-  return topology_.Node(peer) == topology_.Node(rank_) ||
-         topology_.Local(peer) == topology_.Local(rank_);
+bool PeerSockets::Wanted(int peer) const {
+  return peer != rank_ &&
+         (reach_ == Reach::kMachine || topology_.Node(peer) == topology_.Node(rank_) ||
+          topology_.Local(peer) == topology_.Local(rank_));
 }
 
 template <typename Predicate>
@@ -256,4 +262,4 @@ FileDescriptor PeerSockets::OpenProcess(int peer) const {
   return FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
 }
 
-}  // namespace tide::host
+}  // namespace tide::machine

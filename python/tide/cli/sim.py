@@ -1,0 +1,324 @@
+"""`tide sim`: how long a collective would take on a machine, and what it would wait for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tide.bench import chrome
+from tide.cli.request import machine_field, make_request, parse_bytes
+from tide.cli.tables import console, fail, human_bytes, table
+
+sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
+
+_DEFAULT_MACHINE = "h200"
+
+File = Annotated[
+    Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
+]
+Preset = Annotated[str | None, typer.Option(help="one group of a known model instead")]
+NodesOption = Annotated[int | None, typer.Option(help="M")]
+Local = Annotated[int | None, typer.Option(help="L, ranks a node")]
+Machine = Annotated[
+    str | None, typer.Option(help=f"a preset or a JSON file of rates [{_DEFAULT_MACHINE}]")
+]
+SumCtas = Annotated[int, typer.Option(min=0, help="CTAs of a sum; 0: as the fabric chooses")]
+Pacing = Annotated[bool, typer.Option(help="keep what only keeps the network from crowding")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+Trace = Annotated[
+    Path | None, typer.Option(help="write every operation to this file, for ui.perfetto.dev")
+]
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _summary(report: dict[str, Any]) -> Any:
+    rows = [
+        (
+            row["group"],
+            _ms(row["ms"]),
+            _ms(row["first_rank_ms"]),
+            _ms(row["floor_ms"]),
+            row["floor_of"] or "-",
+            "-" if row["over_floor"] is None else f"{row['over_floor']:.3f}",
+            row["limits"][0]["name"] if row["limits"] else "-",
+        )
+        for row in report["rows"]
+    ]
+    title = (
+        f"{report['operation']}, {report['nodes']} nodes x {report['local_ranks']} local ranks, "
+        f"machine {report['machine']}"
+    )
+    header = ("group", "ms", "first rank", "wire floor", "of", "ms / floor", "limited by")
+    return table(title, header, rows)
+
+
+def _details(row: dict[str, Any]) -> list[Any]:
+    limits = [(limit["name"], _ms(limit["ms"]), _percent(limit["part"])) for limit in row["limits"]]
+    used = [
+        (
+            resource["name"],
+            resource["rank"],
+            human_bytes(round(resource["bytes"])) if resource["bytes"] else "-",
+            _ms(resource["busy_ms"]),
+            _percent(resource["used"]),
+        )
+        for resource in row["resources"]
+    ]
+    waits = [
+        (
+            wait["stream"],
+            wait["rank"],
+            f"{wait['longest_us']:.1f}",
+            f"{wait['waited_us']:.1f}",
+            wait["before"],
+            wait["cause"],
+        )
+        for wait in row["waits"]
+    ]
+    return [
+        table("What set the pace on the critical path", ("", "ms", "of the time"), limits),
+        table("The busiest of each kind", ("", "rank", "bytes", "busy ms", "used"), used),
+        table(
+            "The longest wait of each stream, on the rank that waits longest",
+            ("stream", "rank", "us", "all waits", "before", "until the end of"),
+            waits,
+        ),
+    ]
+
+
+def trace_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The timeline of a row: a process a rank, a track a stream."""
+    events: list[chrome.Event] = []
+    tracks: dict[tuple[int, str], int] = {}
+    for step in row["timeline"]:
+        rank, stream = step["rank"], step["stream"]
+        if not any(known == rank for known, _ in tracks):
+            events.append(chrome.process(f"rank {rank}", rank))
+        if (rank, stream) not in tracks:
+            tracks[rank, stream] = sum(known == rank for known, _ in tracks)
+            events.append(chrome.track(stream, tracks[rank, stream], rank))
+        start, end = 1e-6 * step["start_us"], 1e-6 * step["end_us"]
+        tid = tracks[rank, stream]
+        events.append(chrome.span(step["what"], "simulated", tid, start, end, rank))
+    return chrome.document(events)
+
+
+def _write_trace(file: Path, report: dict[str, Any]) -> None:
+    if len(report["rows"]) != 1:
+        fail("sim", f"--trace: expected one group, got {len(report['rows'])}")
+    try:
+        file.write_text(json.dumps(trace_of(report["rows"][0])) + "\n")
+    except OSError as error:
+        fail("sim", f"--trace {file}: {error.strerror}")
+
+
+def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
+    """Prints what the core answers, and writes the trace."""
+    from tide import Error
+
+    try:
+        report = json.loads(ask())
+    except Error as error:
+        fail("sim", error)
+    if trace is not None:
+        _write_trace(trace, report)
+        for row in report["rows"]:
+            del row["timeline"]
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+        return
+    out = console()
+    out.print(_summary(report))
+    if "compute_ms" in report:
+        out.print(
+            f"{report['layers']} layers, {report['mode']}: compute alone takes "
+            f"{_ms(report['compute_ms'])} ms"
+        )
+    for row in report["rows"]:
+        for part in _details(row):
+            out.print(part)
+
+
+def _run(
+    operation: str,
+    request: dict[str, Any],
+    sum_ctas: int,
+    pacing: bool,
+    as_json: bool,
+    trace: Path | None,
+) -> None:
+    from tide import _core
+
+    arguments = (json.dumps(request), operation, sum_ctas, pacing, trace is not None)
+    _show(lambda: _core.simulate(*arguments), as_json, trace)
+
+
+def _fields(
+    nodes: int | None, local: int | None, machine: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    field = None if machine is None else machine_field(machine)
+    return {"nodes": nodes, "local_ranks": local, "machine": field, "options": options}
+
+
+@sim.command("all-gather")
+def all_gather(
+    file: File = None,
+    preset: Preset = None,
+    nodes: NodesOption = None,
+    local: Local = None,
+    machine: Machine = None,
+    sum_ctas: SumCtas = 0,
+    pacing: Pacing = True,
+    as_json: AsJson = False,
+    trace: Trace = None,
+) -> None:
+    """All-gather into parameters, as the nccl fabric would run it."""
+    fields = _fields(nodes, local, machine, {})
+    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    _run("all-gather", request, sum_ctas, pacing, as_json, trace)
+
+
+@sim.command("reduce-scatter")
+def reduce_scatter(
+    file: File = None,
+    preset: Preset = None,
+    nodes: NodesOption = None,
+    local: Local = None,
+    machine: Machine = None,
+    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
+    placement: Annotated[str | None, typer.Option(help="direct or latin_square")] = None,
+    wave_width: Annotated[int | None, typer.Option(help="contributors a wave")] = None,
+    k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
+    passes: Annotated[int | None, typer.Option(help="n_part")] = None,
+    chunk: Annotated[str | None, typer.Option(help="staging slot at most, e.g. 128MiB")] = None,
+    sum_ctas: SumCtas = 0,
+    pacing: Pacing = True,
+    as_json: AsJson = False,
+    trace: Trace = None,
+) -> None:
+    """Reduce-scatter of gradients into fp32; what is not given is the nccl fabric's default."""
+    options = {
+        "mode": mode,
+        "placement": placement,
+        "wave_width": wave_width,
+        "round_width": k,
+        "passes": passes,
+        "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
+    }
+    fields = _fields(nodes, local, machine, options)
+    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    _run("reduce-scatter", request, sum_ctas, pacing, as_json, trace)
+
+
+@sim.command("step")
+def step(
+    file: File = None,
+    preset: Preset = None,
+    nodes: NodesOption = None,
+    local: Local = None,
+    machine: Machine = None,
+    layers: Annotated[int, typer.Option(min=1, help="equal layers, each the group")] = 12,
+    forward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 1.0,
+    backward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 2.0,
+    optimizer_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    compute_gb_per_s: Annotated[
+        float, typer.Option(min=0, help="memory traffic of compute; 0: nothing slows it down")
+    ] = 0.0,
+    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
+    early: Annotated[
+        bool, typer.Option(help="in_place: gather layer l - 2 behind reduce l")
+    ] = True,
+    as_json: AsJson = False,
+    trace: Trace = None,
+) -> None:
+    """A training step of FSDP2 with its default prefetch: gathers, computes, reduces."""
+    from tide import _core
+
+    fields = _fields(nodes, local, machine, {"mode": mode})
+    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s, early)
+    arguments = (json.dumps(request), *times, trace is not None)
+    _show(lambda: _core.simulate_step(*arguments), as_json, trace)
+
+
+@sim.command("compare")
+def compare(
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
+    machine: Annotated[
+        str | None, typer.Option(help="a preset or a JSON file of rates [that of the GPUs]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Collectives and steps that benches on GPUs have measured, beside what is simulated."""
+    from tide import Error
+    from tide.bench import predict
+
+    model = None if machine is None else machine_field(machine)
+    rows = []
+    for file in files:
+        try:
+            rows += [{"file": file.name} | row for row in predict.compare(file, model)]
+        except (Error, ValueError) as error:
+            fail("sim", error)
+    if not rows:
+        fail("sim", "expected a file with a collective or a training step on GPUs")
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    cells = [
+        (
+            row["file"],
+            row["op"],
+            row["preset"],
+            f"{row['nodes']} x {row['ranks'] // row['nodes']}",
+            f"{row['compute_gb_per_s']:g}" if "compute_gb_per_s" in row else "-",
+            _ms(row["measured_ms"]),
+            "-" if row["predicted_ms"] is None else _ms(row["predicted_ms"]),
+            "-" if row["over_measured"] is None else f"{row['over_measured']:.3f}",
+            row["limited_by"],
+        )
+        for row in rows
+    ]
+    header = ("file", "op", "preset", "nodes", "compute GB/s", "measured ms", "simulated ms")
+    header += ("ratio", "limited by")
+    console().print(table("Simulated / measured", header, cells))
+
+
+@sim.command("machine")
+def machine(
+    name: Annotated[str, typer.Argument(help="a preset or a JSON file")] = _DEFAULT_MACHINE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the model as a file for --machine")
+    ] = False,
+) -> None:
+    """Prints every number of a machine model with its unit and where it comes from."""
+    from tide import Error, _core
+
+    field = machine_field(name)
+    try:
+        text = _core.machine_json(field) if isinstance(field, str) else json.dumps(field)
+        numbers = _core.machine_numbers(text)
+    except Error as error:
+        fail("sim", error)
+    if as_json:
+        typer.echo(text)
+        return
+    rows = [
+        (n["name"], f"{n['value']:g} {n['unit']}".strip(), n["meaning"], n["source"])
+        for n in numbers
+    ]
+    made = table(f"Machine {name}", ("number", "value", "meaning", "source"), rows)
+    for column in made.columns[2:]:
+        column.justify = "left"
+    console().print(made)

@@ -1,0 +1,167 @@
+// A training step as FSDP2 enqueues it, with TIDE's collectives.
+//
+// The host enqueues ahead of the GPUs, so this is the order of one thread; what runs when is up to
+// the streams. `compute` is the caller's stream, `gather` and `reduce` are FSDP2's for its two
+// collectives, which the calls follow and precede.
+//
+//   forward(l)    gather(l); compute follows it; forward; the slot is free
+//   backward(l)   compute follows gather(l); gather(l - 1); backward; reduce(l)
+//   reduce(l)     compute follows reduce(l + 1) first: then FSDP2 frees what that one read
+// A gather follows the compute that last read its slot; in the forward also the start of the layer
+// before the last, in the backward that of the layer it was issued in.
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "sim/rates.h"
+#include "sim/summary.h"
+#include "sim/translate.h"
+#include "tide/error.h"
+#include "tide/sim.h"
+
+namespace tide {
+namespace {
+
+using sim::kNoTask;
+using Tasks = std::vector<int>;  // one a rank
+
+constexpr int kSlots = 2;  // landings, as default prefetch needs
+
+class Step {
+ public:
+  Step(const LayerPrograms& layer, const TrainingStep& step, const sim::Rates& rates,
+       sim::Translator* translator)
+      : layer_(layer),
+        step_(step),
+        rates_(rates),
+        translator_(*translator),
+        ranks_(layer.all_gather.size()),
+        slots_(kSlots, Tasks(ranks_, kNoTask)),
+        gathered_(static_cast<size_t>(step.layers)),
+        copied_out_(ranks_, kNoTask),
+        reduced_(ranks_, kNoTask) {
+    for (size_t rank = 0; rank < ranks_; ++rank) {
+      const auto add = [&](const char* name) {
+        return translator_.AddStream(static_cast<int>(rank), name);
+      };
+      compute_.push_back(add("compute"));
+      gather_.push_back(add("FSDP2: all-gather"));
+      reduce_.push_back(add("FSDP2: reduce-scatter"));
+    }
+  }
+
+  // Returns the tasks that end the step.
+  Tasks Enqueue() {
+    for (int l = 0; l < step_.layers; ++l) Forward(l);
+    for (int l = step_.layers - 1; l >= 0; --l) Backward(l);
+    Follow(compute_, reduced_);
+    if (step_.optimizer_s > 0) Compute(step_.optimizer_s, "optimizer");
+    return Tail(compute_);
+  }
+
+ private:
+  void Forward(int l) {
+    Gather(l);
+    Follow(compute_, gathered(l));
+    Follow(gather_, copied_out_);
+    copied_out_ = Tail(compute_);
+    Compute(step_.forward_s, "forward " + std::to_string(l));
+    gathered(l).clear();
+    slots_.push_back(Tail(compute_));
+  }
+
+  void Backward(int l) {
+    Gather(l);
+    Follow(compute_, gathered(l));
+    Follow(gather_, Tail(compute_));
+    if (l > 0) Gather(l - 1);
+    Compute(step_.backward_s, "backward " + std::to_string(l));
+    const bool in_place = step_.mode == Mode::kInPlace;
+    if (in_place) {
+      slots_.push_back(Tail(compute_));
+    } else {
+      CopyGradients(l);
+    }
+    Follow(compute_, reduced_);
+    Follow(reduce_, Tail(compute_));
+    reduced_ = Call(layer_.reduce_scatter[bank_], reduce_);
+    if (layer_.all_gather[0].topology.nodes > 1) bank_ = 1 - bank_;
+    if (!in_place) slots_.push_back(reduced_);
+    if (in_place && step_.early_all_gather && l > 1) Gather(l - 2);
+  }
+
+  // Unless it has been enqueued already.
+  void Gather(int l) {
+    if (!gathered(l).empty()) return;
+    TIDE_CHECK(!slots_.empty());
+    Follow(gather_, slots_.front());
+    slots_.pop_front();  // of the free slots the one freed first
+    gathered(l) = Call(layer_.all_gather, gather_);
+  }
+
+  // Into the slot that the layer has just left, on the stream of compute.
+  void CopyGradients(int l) {
+    for (size_t rank = 0; rank < ranks_; ++rank) {
+      const double seconds = rates_.ElementwiseCopy(static_cast<double>(layer_.gradient_bytes));
+      translator_.AddCompute(compute_[rank], seconds, rates_.memory_gb_per_s(),
+                             "gradients of " + std::to_string(l));
+    }
+  }
+
+  Tasks Call(const std::vector<Program>& programs, const std::vector<int>& streams) {
+    Tasks ends = translator_.AddCall(programs, Tail(streams));
+    Follow(streams, ends);
+    return ends;
+  }
+
+  void Compute(double seconds, const std::string& what) {
+    for (const int stream : compute_) {
+      translator_.AddCompute(stream, seconds, step_.compute_gb_per_s, what);
+    }
+  }
+
+  void Follow(const std::vector<int>& streams, const Tasks& tasks) {
+    for (size_t rank = 0; rank < ranks_; ++rank) {
+      translator_.Follow(streams[rank], tasks[rank], rates_.event());
+    }
+  }
+
+  Tasks Tail(const std::vector<int>& streams) {
+    Tasks tails;
+    for (const int stream : streams) tails.push_back(translator_.Tail(stream));
+    return tails;
+  }
+
+  Tasks& gathered(int l) { return gathered_[static_cast<size_t>(l)]; }
+
+  const LayerPrograms& layer_;
+  const TrainingStep& step_;
+  const sim::Rates& rates_;
+  sim::Translator& translator_;
+  const size_t ranks_;
+  std::vector<int> compute_, gather_, reduce_;  // streams, one a rank
+  std::deque<Tasks> slots_;                     // free ones: the tasks that last used them
+  std::vector<Tasks> gathered_;                 // by layer; empty: not gathered
+  Tasks copied_out_;
+  Tasks reduced_;
+  int bank_ = 0;
+};
+
+}  // namespace
+
+SimulationResult SimulateStep(const LayerPrograms& layer, const TrainingStep& step,
+                              const MachineModel& machine, const SimulationOptions& options) {
+  if (step.layers < 1 || layer.all_gather.empty() ||
+      layer.all_gather.size() != layer.reduce_scatter[0].size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "training step: expected at least one layer, and programs of both collectives");
+  }
+  const sim::Rates rates(machine, options.sum_ctas);
+  sim::Translator translator(layer.all_gather[0].topology, rates);
+  const auto ends = Step(layer, step, rates, &translator).Enqueue();
+  const auto capacities = rates.Capacities(static_cast<int>(ends.size()));
+  const auto outcome = sim::RunTasks(translator, capacities, options.check_interrupt);
+  return sim::Summarise(translator, outcome, capacities, ends);
+}
+
+}  // namespace tide

@@ -1,0 +1,195 @@
+"""`tide sim`: what it prints, writes and refuses, and how far it is from what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tide.bench import predict
+from tide.cli import app
+from typer.testing import CliRunner
+
+runner = CliRunner(env={"COLUMNS": "160"})
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+PAIR = ("--preset", "llama70b-layer", "--nodes", "1", "--local", "2")
+
+
+def sim(*arguments: str) -> dict:
+    result = runner.invoke(app, ["sim", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refusal(*arguments: str) -> str:
+    result = runner.invoke(app, ["sim", *arguments])
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    return result.stderr
+
+
+def write(path: Path, content: object) -> str:
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["all-gather", "reduce-scatter"])
+def test_simulated_is_within_3_percent_of_two_h200s(name: str) -> None:
+    (row,) = predict.compare(RESULTS / f"h200x2-{name}.json")
+    assert (row["ranks"], row["nodes"], row["limited_by"]) == (2, 1, "NVLink out")
+    assert row["over_measured"] == pytest.approx(1, abs=0.03)
+
+
+def test_floor_is_the_wire() -> None:
+    (row,) = sim("all-gather", *PAIR)["rows"]
+    # Half of 855.7 M parameters in bf16 at 391 GB/s.
+    assert row["floor_ms"] == pytest.approx(855.7e6 / 391e9 * 1e3, rel=1e-3)
+    assert row["floor_of"] == "NVLink out"
+    assert row["over_floor"] == pytest.approx(row["ms"] / row["floor_ms"])
+    assert sum(limit["ms"] for limit in row["limits"]) == pytest.approx(row["ms"])
+
+
+def test_options_reach_the_plan() -> None:
+    nodes = ("--preset", "wan-block", "--nodes", "4", "--local", "2", "--machine", "h200-400g")
+    reduction = (*nodes, "-k", "1")
+    default = sim("reduce-scatter", *reduction)["rows"]
+    for option in (
+        ("-k", "3"),
+        ("--chunk", "1MiB"),
+        ("--placement", "latin_square"),
+        ("--mode", "slot_reuse"),
+        ("--passes", "2"),
+        ("--sum-ctas", "2"),
+    ):
+        assert sim("reduce-scatter", *reduction, *option)["rows"] != default, option
+    paced, free = (
+        sim("all-gather", *nodes, option)["rows"][0]["ms"] for option in ("--pacing", "--no-pacing")
+    )
+    assert free < paced
+
+
+def test_defaults_are_those_of_the_fabric(monkeypatch) -> None:
+    one_chunk = sim("reduce-scatter", *PAIR, "--chunk", "4GiB")["rows"][0]["ms"]
+    assert sim("reduce-scatter", *PAIR)["rows"][0]["ms"] < one_chunk
+    monkeypatch.setenv("TIDE_STAGING_SLOT", str(4 << 30))
+    assert sim("reduce-scatter", *PAIR)["rows"][0]["ms"] == one_chunk
+
+
+def test_machine_in_a_file(tmp_path) -> None:
+    half = write(tmp_path / "half.json", {"base": "h200", "nvlink_gb_per_s": 391 / 2})
+    whole = sim("all-gather", *PAIR)["rows"][0]["floor_ms"]
+    assert sim("all-gather", *PAIR, "--machine", half)["rows"][0]["floor_ms"] == 2 * whole
+    printed = runner.invoke(app, ["sim", "machine", "h200", "--json"]).stdout
+    (tmp_path / "same.json").write_text(printed)
+    same = sim("all-gather", *PAIR, "--machine", str(tmp_path / "same.json"))
+    assert same["rows"][0]["floor_ms"] == whole
+
+
+def test_every_number_has_its_source() -> None:
+    shown = runner.invoke(app, ["sim", "machine", "paper-8-nodes"]).stdout
+    assert "assumed: 900 nominal" in shown and "paper, appendix G" in shown
+
+
+def test_tables_say_what_limits() -> None:
+    shown = runner.invoke(app, ["sim", "all-gather", *PAIR]).stdout
+    for part in ("2.188", "NVLink out", "memory operations", "all_gather: main, own copies"):
+        assert part in shown
+
+
+def test_trace_has_a_process_a_rank_and_a_track_a_stream(tmp_path) -> None:
+    file = tmp_path / "trace.json"
+    report = sim(
+        "all-gather", "--preset", "tiny", "--nodes", "2", "--local", "2", "--trace", str(file)
+    )
+    assert "timeline" not in report["rows"][0]
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {pid for pid, _ in names} == {0, 1, 2, 3}
+    assert {(span["pid"], span["tid"]) for span in spans} == set(names)
+    assert "all_gather: rounds" in names.values()
+    last = max(span["ts"] + span["dur"] for span in spans)
+    assert last == pytest.approx(1e3 * report["rows"][0]["ms"])
+    for track in names:  # a stream is in order
+        own = [span for span in spans if (span["pid"], span["tid"]) == track]
+        assert [span["ts"] for span in own] == sorted(span["ts"] for span in own)
+
+
+def row(**fields: object) -> dict:
+    known = {
+        "op": "all-gather",
+        "preset": "tiny",
+        "ranks": 4,
+        "gpus": 4,
+        "nodes": 1,
+        "tide_ms": 1.0,
+    }
+    return known | fields
+
+
+def environment(gpu: str = "NVIDIA H200", **variables: str) -> dict:
+    return {"gpus": [{"name": gpu}], "variables": variables}
+
+
+def test_compare_takes_any_file(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TIDE_SUM_CTAS", "1")
+    rows = [row(), row(op="interference"), row(nodes=2), row(gpus=2), row(op="reduce-scatter")]
+    content = {"environment": environment(), "rows": rows}
+    compared = predict.compare(Path(write(tmp_path / "four.json", content)))
+    assert [made["nodes"] for made in compared] == [1, 2, 1, 1]
+    assert [made["predicted_ms"] is None for made in compared] == [False, False, True, False]
+    assert compared[2]["limited_by"] == "not simulated: 4 ranks share 2 GPUs"
+    assert os.environ["TIDE_SUM_CTAS"] == "1"
+    content["environment"] = environment(TIDE_SUM_CTAS="1")
+    slower = predict.compare(Path(write(tmp_path / "one.json", content)))
+    assert slower[3]["predicted_ms"] > compared[3]["predicted_ms"]
+    assert slower[0]["predicted_ms"] == compared[0]["predicted_ms"]
+
+
+def test_refuses(tmp_path) -> None:
+    assert "expected one of tiny" in refusal("all-gather", "--preset", "x")
+    assert "nodes: missing" in refusal("all-gather", "--preset", "tiny")
+    assert "direct, latin_square" in refusal("reduce-scatter", *PAIR, "--placement", "x")
+    assert "expected a JSON file or one of h200" in refusal("machine", "nope")
+    slow = write(tmp_path / "m.json", {"base": "h200", "hbm_gb_per_s": 0})
+    assert "expected rates of NVLink" in refusal("all-gather", *PAIR, "--machine", slow)
+    other = write(tmp_path / "x.json", {"environment": environment("NVIDIA B200"), "rows": [row()]})
+    assert "no model of NVIDIA B200; give --machine" in refusal("compare", other)
+    nothing = write(tmp_path / "y.json", [])
+    assert "expected a file with a collective" in refusal("compare", nothing)
+
+
+def test_a_step_beside_what_was_measured() -> None:
+    files = RESULTS.glob("h200x2-train-*.json")
+    rows = [made for file in files for made in predict.compare(file)]
+    assert len(rows) == 2 * 27
+    for made in rows:
+        # Nothing slows compute down, or it is all memory traffic: the truth lies between.
+        low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.96, 1.17)
+        assert low < made["over_measured"] < high, made
+
+
+def test_step_models_are_those_of_the_bench() -> None:
+    torch = pytest.importorskip("torch")
+    from tide.bench.gpu import models
+
+    with torch.device("meta"):
+        made = {"moe": models.ExpertLayer(2048, 768, 128), "dense": models.DenseBlock(8192, 28672)}
+    for name, module in made.items():
+        shapes = sorted((p.shape[0], p[0].numel()) for p in module.parameters())
+        assert shapes == sorted(predict.STEP_MODELS[name][1]), name
+
+
+def test_step_shows_compute_and_collectives(tmp_path) -> None:
+    file = tmp_path / "step.json"
+    compute = ("--layers", "3", "--forward-ms", "5", "--backward-ms", "10", "--optimizer-ms", "1")
+    report = sim("step", *PAIR, *compute, "--trace", str(file))
+    assert report["compute_ms"] == pytest.approx(46)
+    # Compute hides all but the first all-gather and the last reduce-scatter.
+    ends = sum(sim(name, *PAIR)["rows"][0]["ms"] for name in ("all-gather", "reduce-scatter"))
+    assert report["rows"][0]["ms"] == pytest.approx(46 + ends, abs=0.05)
+    spans = [e["name"] for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert spans.count("backward 2") == 2  # ranks
+    shown = runner.invoke(app, ["sim", "step", *PAIR, *compute, "--mode", "slot_reuse"]).stdout
+    assert "slot_reuse: compute alone takes 46.000 ms" in shown
