@@ -66,6 +66,9 @@ struct CommunicatorOptions {
   // ncclMemAlloc, of exactly `bytes`, a multiple of 2 MiB, until the last share of it is gone. Null
   // leaves the segment to NCCL, an Error(kOutOfMemory) does not. Empty: NCCL alone is asked.
   std::function<std::shared_ptr<void>(int64_t bytes)> allocate_segment;
+  // kNccl: writes to and sums over a node through a switch, where NCCL has that. Off by default: it
+  // has run on no GPU yet.
+  bool multicast = false;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;
   // How long any wait may take before it is an Error(kTimeout).

@@ -21,6 +21,7 @@ constexpr const char* kMemoryLimit = "TIDE_MEMORY_LIMIT";
 constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
 constexpr const char* kStagingSlots = "TIDE_STAGING_SLOTS";
 constexpr const char* kSumCtas = "TIDE_SUM_CTAS";
+constexpr const char* kMulticast = "TIDE_MULTICAST";
 constexpr const char* kCache = "TIDE_CACHE";
 constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
 constexpr const char* kNodes = "TIDE_NODES";
@@ -49,6 +50,8 @@ std::vector<ConfigRow> Table() {
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
       Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
       Row(kSumCtas, "count", "3/8 of the multiprocessors", "CTAs of a sum on a GPU"),
+      Row(kMulticast, "word", "off",
+          "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
       Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
       Row(kRoundWidth, "count", "2",
@@ -88,6 +91,9 @@ void ReadVariable(ConfigRow* row) {
   if (row->name == kPasses && row->number.value_or(1) > kMostPasses) {
     row->number.reset();
     row->problem = fmt::format("{} must be at most {}, not '{}'", kPasses, kMostPasses, row->value);
+  }
+  if (row->name == kMulticast && row->value != "on" && row->value != "off") {
+    row->problem = fmt::format("{} must be on or off, not '{}'", kMulticast, row->value);
   }
   if (row->name == kPlacement) {
     try {
@@ -146,6 +152,7 @@ CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
   }
   for (const ConfigRow& row : ReadConfig().rows) {
     if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
+    if (row.name == kMulticast) options.multicast = row.value == "on";
     if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);
     if (!row.number) continue;
     if (row.name == kTimeout) {

@@ -62,6 +62,9 @@ TEST(Config, GpusHaveTheirOwnDefaults) {
   EXPECT_EQ(gpu.reduce_scatter.staging.slots, 2);
   EXPECT_GT(gpu.reduce_scatter.staging.taper_bytes, 0);
   EXPECT_GT(gpu.all_gather.first_cast_bytes, 0);
+  const Variable multicast("TIDE_MULTICAST", "on");
+  EXPECT_FALSE(gpu.multicast);
+  EXPECT_TRUE(OptionsFromEnvironment(FabricKind::kNccl).multicast);
   const Variable slots("TIDE_STAGING_SLOTS", "3");
   const Variable ctas("TIDE_SUM_CTAS", "24");
   EXPECT_EQ(OptionsFromEnvironment(FabricKind::kNccl).reduce_scatter.staging.slots, 3);

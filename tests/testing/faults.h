@@ -43,6 +43,7 @@ struct Scenario {
   std::vector<DType> dtypes() const { return std::vector<DType>(Shapes().size(), dtype); }
   CommunicatorOptions Options() const {
     CommunicatorOptions options;
+    options.multicast = true;  // where it is there
     options.nodes = topology.nodes;
     options.all_gather.head_bytes = 64 * topology.nodes;
     options.all_gather.min_stripe_bytes = 64;

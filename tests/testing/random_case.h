@@ -78,6 +78,7 @@ inline CommunicatorOptions MakeOptions(const Topology& topology, const PlanChoic
   };
   CommunicatorOptions options;
   options.nodes = topology.nodes;
+  options.multicast = true;  // where it is there
   options.timeout = std::chrono::seconds(60);
   options.all_gather.head_bytes = std::vector<int64_t>{0, 64, 4096}[random() % 3];
   options.all_gather.contexts = pick(1, 4);

@@ -38,14 +38,15 @@ void CheckConnections() {
       "for a peer would hold up compute; set it to 32 or leave it unset");
 }
 
-// Where either is set, no multicast object may be made.
-void CheckMulticastVariables() {
+// Where either variable is set, no multicast object may be made.
+void CheckMulticastWanted(const CommunicatorOptions& options) {
   for (const auto& [name, off] :
        {std::pair("NCCL_NVLS_ENABLE", "0"), std::pair("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")}) {
     const char* value = std::getenv(name);
     if (value == nullptr || std::strcmp(value, off) != 0) continue;
     throw Error(ErrorCode::kUnsupported, fmt::format("switched off by {}={}", name, off));
   }
+  if (!options.multicast) throw Error(ErrorCode::kUnsupported, "TIDE_MULTICAST=on asks for it");
 }
 
 // The caller's memory where it gives some, else NCCL's own.
@@ -72,7 +73,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
     parts_ = make_parts();
     parts_.device->MakeCurrent();
   });
-  unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, CheckMulticastVariables);
+  unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, [&] { CheckMulticastWanted(options); });
   peers_ = std::make_unique<Peers>(bootstrap, topology_, options.timeout);
   Connect();
   segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library), *parts_.device,

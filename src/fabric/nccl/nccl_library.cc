@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -15,6 +16,11 @@ namespace tide::nccl {
 namespace {
 
 using Table = std::shared_ptr<const NcclTable>;
+
+bool IsSet(const char* name, const char* to) {
+  const char* value = std::getenv(name);
+  return value != nullptr && std::strcmp(value, to) == 0;
+}
 
 ncclConfig_t MakeConfig(const CommunicatorSettings& settings) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -30,8 +36,10 @@ ncclConfig_t MakeConfig(const CommunicatorSettings& settings) {
     config.rmaEagerInit = 1;  // the control lane registers no window that would do it
   }
 #if NCCL_VERSION_CODE >= 23200
-  // Or NCCL makes multicast objects for collectives of its own.
-  if (!settings.multicast) config.nvlsHostMode = ncclNvlsHostModeDisable;
+  // NCCL makes multicast objects for collectives of its own, and knows only its own variable.
+  if (IsSet("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1") && !IsSet("NCCL_NVLS_ENABLE", "0")) {
+    config.nvlsHostMode = ncclNvlsHostModeDisable;
+  }
 #endif
   return config;
 }

@@ -35,7 +35,7 @@ struct Outcome {
 
 // Makes fabrics of two nodes of two ranks with one more segment each, in a world where multicast is
 // there but for what `lack` takes away.
-Outcome Make(const std::function<void(FakeWorld&)>& lack, int nodes = 2) {
+Outcome Make(const std::function<void(FakeWorld&)>& lack, int nodes = 2, bool wanted = true) {
   const auto world = std::make_shared<FakeWorld>(kRanks, 1, Order::kStreams);
   AllowMulticast(*world, kRanks / 2);
   lack(*world);
@@ -44,6 +44,7 @@ Outcome Make(const std::function<void(FakeWorld&)>& lack, int nodes = 2) {
   RunRanks(kRanks, [&](Bootstrap& bootstrap) {
     CommunicatorOptions options;
     options.nodes = nodes;
+    options.multicast = wanted;
     try {
       nccl::NcclFabric fabric(bootstrap, options, FakeParts(world, bootstrap.rank()));
       fabric.AddSegment(1 << 20, "landing", SegmentKind::kPerRank);
@@ -76,6 +77,12 @@ TEST(NcclMulticastCapability, IsThere) {
   const Outcome outcome = Make([](FakeWorld&) {});
   EXPECT_EQ(outcome.reason(), "");
   EXPECT_EQ(outcome.objects, kRanks * 3);  // the parent, the counters, the segment
+}
+
+TEST(NcclMulticastCapability, OnlyIfAskedFor) {
+  const Outcome outcome = Make([](FakeWorld&) {}, 2, false);
+  EXPECT_EQ(outcome.reason(), "multicast inside a node: TIDE_MULTICAST=on asks for it");
+  EXPECT_EQ(outcome.objects, 0);
 }
 
 TEST(NcclMulticastCapability, EitherVariableForbidsEveryObject) {
