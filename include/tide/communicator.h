@@ -50,13 +50,19 @@ struct FaultInjection {
   std::function<bool(const Program&, const Operation&)> may_run;
 };
 
+// Sums keep up with the links on a quarter of an H200's 132 multiprocessors; on more they take more
+// of the GPU's time for the same call.
+constexpr int DefaultSumCtas(int multiprocessors) {
+  return multiprocessors < 4 ? 1 : multiprocessors / 4;
+}
+
 struct CommunicatorOptions {
   FabricKind fabric = FabricKind::kHost;
   // kNccl: index of the GPU as CUDA counts. -1: the current one.
   int device = -1;
   // kNccl: path of libnccl.so.2. Empty: the one that the process has loaded.
   std::string nccl_library;
-  // kNccl: thread blocks of a sum or a landing. 0: 3/8 of the multiprocessors.
+  // kNccl: thread blocks of a sum or a landing. 0: DefaultSumCtas.
   int sum_ctas = 0;
   // kNccl: the caller's cudaStream_t with work that must not be held up by waits for peers, as far
   // as they exist. The communicator's own streams are chosen so that they share no hardware queue

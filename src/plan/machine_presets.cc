@@ -17,7 +17,7 @@ void Set(MachineModel* machine, const char* name, double MachineModel::*member, 
 // The member's name is the number's name.
 #define TIDE_SET(member, value, source) Set(&machine, #member, &MachineModel::member, value, source)
 
-constexpr const char* kKernels = "bench/results/h200-kernels.json";
+constexpr const char* kKernels = "bench/results/h200-kernels-teams.json";
 
 // Two H200s, NV18, without multicast. No number is fitted to a collective's time.
 MachineModel H200() {
@@ -41,15 +41,15 @@ MachineModel H200() {
   TIDE_SET(put_us, 8, "ncclSignal and its wait take 14 to 18 us together: half");
   TIDE_SET(put_wait_us, 8, "ncclSignal and its wait take 14 to 18 us together: half");
   TIDE_SET(put_flight_us, 0, "within put_us and put_wait_us");
-  TIDE_SET(sum_gb_per_s, 66.3, kKernels);
+  TIDE_SET(sum_gb_per_s, 97.6, kKernels);
   TIDE_SET(land_gb_per_s, 8.9, "h200-kernels.json: 89 GB/s of 40 bytes an element on 16 CTAs");
   TIDE_SET(land_cap_gb_per_s, 391.0 / 8, "no multicast: a landing reads 8 blocks over NVLink");
   TIDE_SET(round_wait_ms, 0.016, "ncclSignal and its wait");
   machine.rails_over_nvlink = true;
   machine.sum_curves = {
-      {1, {{1, 46.6}, {4, 168}, {16, 573}, {64, 2217}, {132, 3683}}},
-      {2, {{1, 78.3}, {4, 286}, {16, 1166}, {32, 2084}, {64, 3529}, {132, 3748}}},
-      {8, {{1, 90.1}, {4, 342}, {16, 1286}, {32, 2463}, {64, 4245}, {132, 4109}}},
+      {1, {{1, 58.4}, {16, 898}, {33, 1820}, {49, 2617}, {132, 3536}}},
+      {2, {{1, 92.9}, {16, 1412}, {33, 2790}, {49, 2944}, {132, 3626}}},
+      {8, {{1, 107.6}, {16, 1632}, {33, 3222}, {49, 3853}, {132, 4105}}},
   };
   machine.sources["sum_curves"] = kKernels;
   return machine;

@@ -49,7 +49,7 @@ std::vector<ConfigRow> Table() {
       Row(kStagingSlot, "bytes", "none; 128 MiB on GPUs",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
       Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
-      Row(kSumCtas, "count", "3/8 of the multiprocessors", "CTAs of a sum on a GPU"),
+      Row(kSumCtas, "count", "a quarter of the multiprocessors", "CTAs of a sum on a GPU"),
       Row(kMulticast, "word", "off",
           "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),

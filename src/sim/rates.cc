@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tide/communicator.h"
 #include "tide/error.h"
 
 namespace tide::sim {
@@ -26,7 +27,7 @@ Rates::Rates(const MachineModel& machine, int sum_ctas)
     : machine_(Checked(machine)),
       multiprocessors_(static_cast<int>(machine.multiprocessors)),
       sum_ctas_(sum_ctas > 0 ? std::min(sum_ctas, multiprocessors_)
-                             : std::max(1, multiprocessors_ * 3 / 8)) {}
+                             : DefaultSumCtas(multiprocessors_)) {}
 
 std::vector<double> Rates::Capacities(int ranks) const {
   std::vector<double> capacities(static_cast<size_t>(ranks * kResourceKinds));

@@ -110,9 +110,7 @@ class CudaDevice final : public Device {
     int lowest = 0;
     CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for priorities");
     multiprocessors_ = Attribute(cudaDevAttrMultiProcessorCount);
-    // Sums keep up with the links on 48 of an H200's 132; more take more of the GPU's time for the
-    // same step. A cast is on the way of the first bytes.
-    if (sum_ctas_ == 0) sum_ctas_ = std::max(1, multiprocessors_ * 3 / 8);
+    if (sum_ctas_ == 0) sum_ctas_ = DefaultSumCtas(multiprocessors_);
   }
 
   ~CudaDevice() override {

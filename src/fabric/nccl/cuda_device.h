@@ -9,7 +9,7 @@
 
 namespace tide::nccl {
 
-// `index` as CUDA counts, -1 for the current one; `sum_ctas` thread blocks a sum, 0 for 3/8 of the
+// `index` as CUDA counts, -1 for the current one; `sum_ctas` thread blocks a sum, 0 for a quarter of the
 // multiprocessors. Throws Error(kUnsupported) with what the device or its driver lacks.
 std::unique_ptr<Device> MakeCudaDevice(int index, int sum_ctas);
 

@@ -1,10 +1,10 @@
-// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, eight warps add.
-// (Paper, section 4.1: the warp-specialised pipeline.) A block has two such teams, each with a ring
-// and tiles of its own, so that one adds while the other stores.
+// Sums fed by bulk copies: one thread keeps a ring of slots in shared memory full, four warps add.
+// (Paper, section 4.1: the warp-specialised pipeline.) A block has three such teams, each with a
+// ring and tiles of its own: while one stores or looks up its next tile, the others add.
 //
 // A slot holds one source of one tile, so that the ring serves any number of sources and holds as
 // many bytes in flight for two as for eight. A slot's pair of barriers: `full` completes when its
-// bytes have landed, `empty` when all eight warps have taken their quads into registers. Every
+// bytes have landed, `empty` when all its warps have taken their quads into registers. Every
 // warp passes the same slots in the same order as the producer. Nobody waits for another team,
 // another block or another GPU.
 #include <algorithm>
@@ -16,10 +16,11 @@
 namespace tide::kernels::cuda::internal {
 namespace {
 
-constexpr int kAddWarps = 8;  // of a team
+constexpr int kAddWarps = 4;  // of a team
 constexpr int kAddThreads = kAddWarps * kWarpThreads;
-constexpr int kTeams = 1;
-constexpr int kBulkThreads = kTeams * (kAddThreads + kWarpThreads);  // and the producers' warps
+constexpr int kTeams = 3;
+// And the producers' warps: 15 are four to a scheduler, which leaves each thread 128 registers.
+constexpr int kBulkThreads = kTeams * (kAddThreads + kWarpThreads);
 // Who says that a slot has been read. One lane a warp does, after __syncwarp, which orders the
 // reads of the others before it. compute-sanitizer's racecheck does not follow that and reports
 // every read of the other lanes; it finds nothing when each lane speaks for itself, at 5 % less
@@ -30,7 +31,8 @@ constexpr bool kEveryLaneArrives = true;
 constexpr bool kEveryLaneArrives = false;
 #endif
 [[maybe_unused]] constexpr int kArrivals = kEveryLaneArrives ? kAddThreads : kAddWarps;
-constexpr uint32_t kMaxSlots = 196608 / kTileBytes / kTeams;  // of a team
+// Of a team. 192 KiB in flight are what a block needs to hide the latency of memory.
+constexpr uint32_t kMaxSlots = 196608 / kTileBytes / kTeams;
 constexpr uint32_t kMinSlots = 2;
 constexpr uint32_t kBarrierBytes = (2 * kMaxSlots * sizeof(uint64_t) + 127) / 128 * 128;
 

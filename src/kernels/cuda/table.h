@@ -18,7 +18,7 @@
 namespace tide::kernels::cuda::internal {
 
 // Bytes of each source in a tile, and of a slot of the bulk path's ring.
-inline constexpr int64_t kTileBytes = 16384;
+inline constexpr int64_t kTileBytes = 8192;
 // Bulk copies and vector loads need such addresses.
 inline constexpr int64_t kVectorBytes = 16;
 // The vectorised part of a tile consists of whole groups: 16 bytes of 2-byte elements.

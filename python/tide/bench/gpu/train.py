@@ -34,7 +34,8 @@ class Config:
         model: "moe" (12 layers of 128 experts) or "dense" (6 blocks of width 8192).
         tokens: tokens a GPU and step; one point each.
         systems: some of SYSTEMS.
-        rounds: turns of each system; every turn times a few steps after a warm-up.
+        rounds: turns of each system that count; every turn times a few steps after a warm-up. One
+            more turn goes before them: in its first steps torch's allocator is still growing.
         trace: a folder for rank 0's Chrome traces of the first point, one a system; or empty.
         layers: 0 for the model's own number.
     """
@@ -171,11 +172,13 @@ def _worker(context: Context, config: Config) -> list[dict[str, Any]]:
         torch.cuda.reset_peak_memory_stats()
         times: dict[str, list[float]] = {name: [] for name in config.systems}
         profiles, reports = {}, {}
-        for index in range(config.rounds):
+        for index in range(config.rounds + 1):
             for name in config.systems:
                 with _system(trainer.model, name) as handle:
-                    times[name] += trainer.turn()
-                    if index == 0:
+                    turn = trainer.turn()
+                    if index > 0:
+                        times[name] += turn
+                    else:
                         wanted = bool(config.trace) and context.rank == 0 and not points
                         file = f"{config.trace}/{name}.json" if wanted else ""
                         profiles[name] = profiling.profile(trainer.step, file)
