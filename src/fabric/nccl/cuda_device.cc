@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_error.cuh"
+#include "tide/communicator.h"
 #include "tide/error.h"
 
 namespace tide::nccl {
