@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
