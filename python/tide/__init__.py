@@ -63,7 +63,10 @@ def enable(
     from tide.fsdp.enable import enable_model
     from tide.fsdp.options import Options
 
-    names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
+    try:
+        names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
+    except TypeError:
+        names = (collectives,)  # which the check of the options refuses
     return enable_model(model, Options(mode, strict, names, timeout, nodes))
 
 

@@ -113,6 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = Options(parsed.mode, parsed.strict, collectives, parsed.timeout, parsed.nodes)
     if (problem := options.problem()) is not None:
         sys.exit(f"tide.run: {problem}")
+    if not os.path.exists(parsed.script):
+        sys.exit(f"tide.run: expected a script, found no file {parsed.script!r}")
     hook_roots(options)
     # Before CUDA starts: with few hardware queues, streams that wait for peers hold up others.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

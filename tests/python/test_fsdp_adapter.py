@@ -436,6 +436,17 @@ def _run_script(folder: Path, source: str, *options: str) -> str:
     return done.stderr
 
 
+def test_run_wants_a_script(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "tide.run", missing], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"tide.run: expected a script, found no file {missing!r}\n",
+    )
+
+
 def test_run_enables_a_script(tmp_path: Path) -> None:
     written = _run_script(tmp_path, _SCRIPT + _END, "--strict")
     assert written.count("TIDE, 2 ranks") == 1

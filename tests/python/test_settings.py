@@ -30,6 +30,12 @@ def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
             settings.number("TIDE_TIMEOUT")
 
 
+@pytest.mark.parametrize("collectives", [None, 3, (), ("all_gather", None), [["all_gather"]]])
+def test_collectives_are_names(collectives: object) -> None:
+    with pytest.raises(tide.Error, match="collectives must be some of all_gather, reduce_scatter"):
+        tide.enable(nn.Linear(8, 8), collectives=collectives)
+
+
 def test_the_cache_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(storage, "_checkout", lambda: None)
     monkeypatch.setenv("TIDE_CACHE", str(tmp_path))

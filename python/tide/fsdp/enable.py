@@ -96,7 +96,7 @@ def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
         "tide": tide.__version__,
         "mode": options.mode,
         "strict": options.strict,
-        "collectives": sorted(options.collectives),
+        "collectives": sorted(options.collectives, key=str),
         "timeout": options.timeout,
         "nodes": options.nodes,
         "environment": settings.signature(),

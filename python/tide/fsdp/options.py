@@ -35,7 +35,7 @@ class Options:
         """Returns what is wrong with the options, or None."""
         if self.mode not in _MODES:
             return f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}"
-        unknown = sorted(set(self.collectives) - set(COLLECTIVES))
+        unknown = [name for name in self.collectives if name not in COLLECTIVES]
         if unknown or not self.collectives:
             wanted = ", ".join(COLLECTIVES)
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
