@@ -141,10 +141,10 @@ void Watchdog::MournPeers() {
              return peers_.Gone(wait.counter.producer);
            });
   });
-  if (under_way_.empty()) return;
-  const Reading counters = ReadCounters();
   const PendingWait* vain = nullptr;
+  Reading counters;
   size_t at = 0;
+  if (!under_way_.empty()) counters = ReadCounters();
   while (at < under_way_.size() && (vain = Vain(*under_way_[at], counters)) == nullptr) ++at;
   if (vain == nullptr) {
     mourning_since_.reset();
