@@ -85,6 +85,7 @@ void Peers::Publish(const Call& call) {
 }
 
 void Peers::LeaveWords(const Error& error) {
+  const std::lock_guard lock(words_mutex_);
   if (PeerPage* own = page(rank_)) own->last_words.Leave(error);
 }
 

@@ -48,7 +48,7 @@ class Peers {
 
   // One thread. The call's layout lives until StopComparing or the end of this object.
   void Publish(const Call& call);
-  // From any thread, one at a time; the first words stay.
+  // From any thread: a call may fail while the watchdog gives up. The first words stay.
   void LeaveWords(const Error& error);
   // From any thread. Nobody looks at layouts any more when it returns.
   void StopComparing();
@@ -83,6 +83,8 @@ class Peers {
   std::unique_ptr<machine::PeerWatch> watch_;
   std::string unwatched_reason_;
   std::array<std::atomic<const GroupLayout*>, kComparedCalls> layouts_{};  // as in the own ring
+
+  std::mutex words_mutex_;
 
   std::mutex comparing_mutex_;
   bool comparing_ = true;
