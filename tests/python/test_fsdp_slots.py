@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsdp_models as fm
 import pytest
 import tide
+import torch
 from spawn import Context, RankGroup
+from tide.fsdp.slots import Slot, SlotState
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 
 Ranks = Callable[[int], RankGroup]
 
@@ -133,7 +137,6 @@ def reuse(context: Context) -> None:
     """Memory of earlier models serves later ones, disabled or garbage-collected."""
     import gc
 
-    import torch
     from tide.fsdp import storage
     from tide.fsdp.communicators import channel_for
 
@@ -169,7 +172,6 @@ def ended_communicator(context: Context) -> None:
     """A landing outlives its communicator, and then takes its segment along."""
     import gc
 
-    import torch
     from tide.fsdp import communicators
 
     mesh = fm.new_cpu_mesh()
@@ -192,6 +194,33 @@ def ended_communicator(context: Context) -> None:
 
 def test_a_landing_outlives_its_communicator(ranks: Ranks) -> None:
     ranks(2).run(ended_communicator)
+
+
+class _Group:
+    """An FSDPParamGroup that has dropped its all-gather."""
+
+    _all_gather_result = None
+
+
+def test_a_dropped_all_gather_holds_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(record_event=lambda: "read by compute")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    segment = SimpleNamespace(id=0, address=0, lease=lambda: (0, 0))
+    slot = Slot(0, segment, 0, 64, torch.device("cuda", 0))
+    group = _Group()
+    gathered = AllGatherResult(torch.empty(0), "gathered", None, [], [], [])
+
+    slot.start(group)
+    slot.promise(gathered)
+    slot.settle()
+    assert slot.state is SlotState.FREE
+    assert slot.vacated == "gathered", "compute has not waited for it"
+
+    slot.start(group)
+    slot.promise(gathered)
+    slot.land()
+    slot.settle()
+    assert slot.state is SlotState.FREE and slot.vacated == "read by compute"
 
 
 def no_memory(context: Context) -> None:

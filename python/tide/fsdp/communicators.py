@@ -207,8 +207,7 @@ class Channel:
         kept = []
         for slot in self._retired:
             if (slot.segment_id, slot.offset) in everywhere:
-                if self.device.type == "cuda":  # kernels that read it may still be under way
-                    slot.vacate_after(torch.cuda.current_stream(self.device))
+                slot.release()  # on a GPU, what reads or writes it may still be under way
                 self.give(slot)
             else:
                 kept.append(slot)

@@ -20,6 +20,8 @@ from tide.fsdp.device_memory import device_bytes
 from tide.fsdp.storage import SlotHold
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
+
     from tide.fsdp.communicators import Channel
 
 # Bytes. A page belongs to one slot, because ranks take back their changes of a slot page by page.
@@ -79,7 +81,7 @@ class Slot:
         self.hold = SlotHold(segment.lease())
         self.state = SlotState.FREE
         self._group: weakref.ref[Any] | None = None
-        self._result: object = None
+        self._result: AllGatherResult | None = None
         self.vacated: torch.cuda.Event | None = None
         self.turn, self.freed = 0, 0
 
@@ -92,7 +94,7 @@ class Slot:
         self.turn += 1
         self.state, self._group, self._result = SlotState.GATHERING, weakref.ref(group), None
 
-    def promise(self, result: object) -> None:
+    def promise(self, result: AllGatherResult) -> None:
         """Records the result that the group holds while the slot is gathering."""
         self._result = result
 
@@ -101,10 +103,17 @@ class Slot:
         self.state, self._result = SlotState.LIVE, None
 
     def release(self) -> None:
-        """Marks the slot as free once the current stream has run what it holds."""
+        """Marks the slot as free once the current stream has run what it holds.
+
+        Nobody has waited for an all-gather that was dropped: the slot is free when that has run.
+        """
+        dropped = self._result
         self.state, self._group, self._result = SlotState.FREE, None, None
-        if self._device.type == "cuda":
-            self.vacate_after(torch.cuda.current_stream(self._device))
+        if self._device.type != "cuda":
+            return
+        self.vacate_after(torch.cuda.current_stream(self._device))
+        if dropped is not None:
+            self.vacated = dropped.all_gather_event
 
     def vacate_after(self, stream: torch.cuda.Stream) -> None:
         """Lets the next all-gather to the free slot wait for what ``stream`` holds."""
