@@ -289,9 +289,10 @@ void Translator::AddSum(const Context& context, const Command& command, int stre
     operands += count * static_cast<double>(item.sources.size());
   }
   if (elems == 0) return;
+  const bool cast = sum.kind == nccl::SumKind::kCast;
   AddTask(stream, Overhead::kKernel, rates_.kernel(),
-          rates_.Kernel(own, accesses, operands / elems, sum.cast),
-          fmt::format("{} of {} items", sum.cast ? "cast" : "sum", sum.items.size()));
+          rates_.Kernel(own, accesses, operands / elems, cast),
+          fmt::format("{} of {} items", cast ? "cast" : "sum", sum.items.size()));
 }
 
 void Translator::AddZero(const Context& context, const Command& command, int stream) {
