@@ -1,8 +1,8 @@
 // A training step as FSDP2 enqueues it, with TIDE's collectives.
 //
 // The host enqueues ahead of the GPUs, so this is the order of one thread; what runs when is up to
-// the streams. `compute` is the caller's stream, `gather` and `reduce` are FSDP2's for its two
-// collectives, which the calls follow and precede.
+// the streams. `compute` is the caller's stream, `sources` FSDP2's for copy-in, which all-gathers
+// follow, and `reduce` the one that reduce-scatters follow and precede.
 //
 //   forward(l)    gather(l); compute follows it; forward; the slot is free
 //   backward(l)   compute follows gather(l); gather(l - 1); backward; reduce(l)
@@ -45,7 +45,7 @@ class Step {
         return translator_.AddStream(static_cast<int>(rank), name);
       };
       compute_.push_back(add("compute"));
-      gather_.push_back(add("FSDP2: all-gather"));
+      sources_.push_back(add("FSDP2: copy-in"));
       reduce_.push_back(add("FSDP2: reduce-scatter"));
     }
   }
@@ -63,7 +63,7 @@ class Step {
   void Forward(int l) {
     Gather(l);
     Follow(compute_, gathered(l));
-    Follow(gather_, copied_out_);
+    Follow(sources_, copied_out_);
     copied_out_ = Tail(compute_);
     Compute(step_.forward_s, "forward " + std::to_string(l));
     gathered(l).clear();
@@ -73,7 +73,7 @@ class Step {
   void Backward(int l) {
     Gather(l);
     Follow(compute_, gathered(l));
-    Follow(gather_, Tail(compute_));
+    Follow(sources_, Tail(compute_));
     if (l > 0) Gather(l - 1);
     Compute(step_.backward_s, "backward " + std::to_string(l));
     const bool in_place = step_.mode == Mode::kInPlace;
@@ -84,7 +84,8 @@ class Step {
     }
     Follow(compute_, reduced_);
     Follow(reduce_, Tail(compute_));
-    reduced_ = Call(layer_.reduce_scatter[bank_], reduce_);
+    reduced_ = translator_.AddCall(layer_.reduce_scatter[bank_], Tail(reduce_));
+    Follow(reduce_, reduced_);
     if (layer_.all_gather[0].topology.nodes > 1) bank_ = 1 - bank_;
     if (!in_place) slots_.push_back(reduced_);
     if (in_place && step_.early_all_gather && l > 1) Gather(l - 2);
@@ -94,9 +95,9 @@ class Step {
   void Gather(int l) {
     if (!gathered(l).empty()) return;
     TIDE_CHECK(!slots_.empty());
-    Follow(gather_, slots_.front());
+    Follow(sources_, slots_.front());
     slots_.pop_front();  // of the free slots the one freed first
-    gathered(l) = Call(layer_.all_gather, gather_);
+    gathered(l) = translator_.AddCall(layer_.all_gather, Tail(sources_));
   }
 
   // Into the slot that the layer has just left, on the stream of compute.
@@ -106,12 +107,6 @@ class Step {
       translator_.AddCompute(compute_[rank], seconds, rates_.memory_gb_per_s(),
                              "gradients of " + std::to_string(l));
     }
-  }
-
-  Tasks Call(const std::vector<Program>& programs, const std::vector<int>& streams) {
-    Tasks ends = translator_.AddCall(programs, Tail(streams));
-    Follow(streams, ends);
-    return ends;
   }
 
   void Compute(double seconds, const std::string& what) {
@@ -139,9 +134,9 @@ class Step {
   const sim::Rates& rates_;
   sim::Translator& translator_;
   const size_t ranks_;
-  std::vector<int> compute_, gather_, reduce_;  // streams, one a rank
-  std::deque<Tasks> slots_;                     // free ones: the tasks that last used them
-  std::vector<Tasks> gathered_;                 // by layer; empty: not gathered
+  std::vector<int> compute_, sources_, reduce_;  // streams, one a rank
+  std::deque<Tasks> slots_;                      // free ones: the tasks that last used them
+  std::vector<Tasks> gathered_;                  // by layer; empty: not gathered
   Tasks copied_out_;
   Tasks reduced_;
   int bank_ = 0;

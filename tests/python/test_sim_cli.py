@@ -163,10 +163,11 @@ def test_refuses(tmp_path) -> None:
 def test_a_step_beside_what_was_measured() -> None:
     files = RESULTS.glob("h200x2-train-*.json")
     rows = [made for file in files for made in predict.compare(file)]
-    assert len(rows) == 2 * 27
+    assert len(rows) == 2 * 32
     for made in rows:
-        # Nothing slows compute down, or it is all memory traffic: the truth lies between.
-        low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.96, 1.17)
+        # Nothing slows compute down, or it is all memory traffic: the truth lies between, but where
+        # it was measured before casts ran beside the all-gather before.
+        low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.94, 1.16)
         assert low < made["over_measured"] < high, made
 
 

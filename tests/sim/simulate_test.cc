@@ -168,9 +168,9 @@ TEST(Simulate, APipelineOfChunks) {
           kChunks);
     });
   };
-  // 3 CTAs of 8: 75 GB/s of read and written bytes.
+  // 2 CTAs of 8, the default: 50 GB/s of read and written bytes.
   const double push = 1 + 2 + 10 + 4;
-  const double sum = 6 + 8 + 10 + 4;
+  const double sum = 6 + 8 + 15 + 4;
   // Enough slots: the sum is slower than the push, so it never waits but for the first chunk.
   EXPECT_NEAR(Seconds(pipeline(kChunks)), (push + 5 + kChunks * sum) * kMicro, kExact);
   // One slot: a chunk is pushed when the one before has been released.

@@ -60,9 +60,10 @@ inline GroupLayout Layer(const Topology& topology) {
 }
 
 inline std::vector<Program> AllGathers(const Topology& topology,
-                                       const AllGatherOptions& options = {}) {
+                                       const AllGatherOptions& options = {},
+                                       DType shards = DType::kBF16) {
   const GroupLayout layout = Layer(topology);
-  const std::vector<DType> dtypes(layout.params().size(), DType::kBF16);
+  const std::vector<DType> dtypes(layout.params().size(), shards);
   std::vector<Program> programs;
   for (int rank = 0; rank < topology.Ranks(); ++rank) {
     programs.push_back(PlanAllGather(layout, dtypes, topology, rank, options));

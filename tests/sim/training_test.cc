@@ -67,6 +67,20 @@ TEST(Training, WithoutComputeTheCollectivesAreTheStep) {
   EXPECT_LT(seconds, 10 * gather + 5 * reduce + 5 * kEvents);
 }
 
+// An all-gather's casts follow the copy-in stream, which holds no earlier all-gather.
+TEST(Training, ShardsAreCastBesideTheAllGatherBefore) {
+  LayerPrograms layer = MakeLayer({1, 2});
+  AllGatherOptions options;
+  options.first_cast_bytes = int64_t{1} << 23;
+  layer.all_gather = AllGathers({1, 2}, options, DType::kF32);
+  TrainingStep step;
+  step.layers = 5;
+  step.backward_s = 0.1;  // hides the collectives of the backward, but the last
+  const double gather = Simulate(layer.all_gather, Toy(), {}).seconds;
+  const double reduce = Simulate(layer.reduce_scatter[0], Toy(), {}).seconds;
+  EXPECT_LT(Seconds(layer, step), 5 * (gather + step.backward_s) + reduce);
+}
+
 TEST(Training, SlotReuseCopiesOnTheStreamOfCompute) {
   for (const Topology topology : {Topology{1, 4}, {2, 2}}) {
     const LayerPrograms layer = MakeLayer(topology, Mode::kSlotReuse);
