@@ -20,7 +20,10 @@ pattern="${1:-}"
 deadline=$((SECONDS + ${LIMIT:-570}))
 export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}"
 
-gpus="$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)"
+# As the user allows, else all.
+IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index \
+  --format=csv,noheader 2>/dev/null | paste -sd,)}"
+gpus="${#visible[@]}"
 if [ "$gpus" -eq 0 ]; then
   echo "gpus: expected nvidia-smi to list at least one GPU, it listed none" >&2
   exit 1
@@ -67,7 +70,7 @@ check() {
   for ((nodes = 1; nodes <= count; ++nodes)); do
     [ $((count % nodes)) -ne 0 ] || topologies+="*/${nodes}x$((count / nodes)):"
   done
-  CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((used - 1)))" step "check-$count-on-$used" 240 \
+  CUDA_VISIBLE_DEVICES="$(IFS=,; echo "${visible[*]:0:used}")" step "check-$count-on-$used" 240 \
     "${TESTS:-build/tests/bin}/nccl_gpu_test" --gtest_filter="$topologies" \
     --gtest_output="json:$out/check-$count-on-$used.json"
 }

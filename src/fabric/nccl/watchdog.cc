@@ -1,6 +1,7 @@
 #include "fabric/nccl/watchdog.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -71,6 +72,10 @@ void Watchdog::Arm(WatchedCall* call) {
 }
 
 void Watchdog::Run() {
+  // Signals belong to the caller's threads.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
   device_.MakeCurrent();
   const auto poll = std::chrono::ceil<std::chrono::milliseconds>(options_.poll);
   while (peers_.Sleep(poll)) {
@@ -166,7 +171,8 @@ const PendingWait* Watchdog::Vain(const WatchedCall& call, const Reading& counte
   for (const PendingWait& wait : call.waits) {
     const int producer = wait.counter.producer;
     if (!peers_.Gone(producer)) continue;
-    if (wait.in_memory && Unsatisfied(call, wait, counters)) return &wait;
+    // A device that is slow to tell is no proof: the deadline is left.
+    if (wait.in_memory && counters.values && Unsatisfied(call, wait, counters)) return &wait;
     // NCCL's own signals can't be read; but a rank that never came to this call sent none in it.
     if (peers_.LastCall(producer) < call.identity.sequence) never_entered = &wait;
   }
