@@ -9,8 +9,8 @@
 
 namespace tide::nccl {
 
-// `index` as CUDA counts, -1 for the current one; `sum_ctas` thread blocks a sum, 0 for a quarter of the
-// multiprocessors. Throws Error(kUnsupported) with what the device or its driver lacks.
+// `index` as CUDA counts, -1 for the current one; `sum_ctas` thread blocks a sum, 0 for a quarter
+// of the multiprocessors. Throws Error(kUnsupported) with what the device or its driver lacks.
 std::unique_ptr<Device> MakeCudaDevice(int index, int sum_ctas);
 
 }  // namespace tide::nccl
