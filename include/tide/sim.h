@@ -98,6 +98,9 @@ struct TrainingStep {
   bool early_all_gather = true;
 };
 
+// Throws Error(kInvalidArgument) for layers, times and rates that no step has.
+void CheckStep(const TrainingStep& step);
+
 // The calls of one layer, a program a rank. Reduce-scatters of one node use the first bank only.
 struct LayerPrograms {
   std::vector<Program> all_gather;

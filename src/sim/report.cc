@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/report_request.h"
+#include "plan/sizing.h"
 #include "tide/error.h"
 #include "tide/sim.h"
 
@@ -14,8 +15,9 @@ namespace tide {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using internal::ReportRequest;
 
+// Tasks grow with the square of the ranks: 64 x 8 take about a minute.
+constexpr int kMostRanks = 1024;
 constexpr double kMilli = 1e3;  // seconds to milliseconds
 constexpr double kMicro = 1e6;  // and to microseconds
 
@@ -43,10 +45,23 @@ ReduceScatterOptions ReduceScatterOf(const SizingRequest& request, const SizedGr
   return chosen;
 }
 
+SizingRequest ParseSimulated(const std::string& request_json) {
+  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+  internal::CheckRequest(request);
+  const Topology& topology = request.topology;
+  if (topology.Ranks() <= kMostRanks) return request;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("nodes * local_ranks: expected at most {} ranks to simulate, got {} * {} "
+                          "= {}; `tide plan` has no such limit",
+                          kMostRanks, topology.nodes, topology.local_ranks, topology.Ranks()));
+}
+
 template <typename Plan>
-std::vector<Program> OfAllRanks(const Topology& topology, const Plan& plan) {
+std::vector<Program> OfAllRanks(const Topology& topology, const SimulationReportOptions& options,
+                                const Plan& plan) {
   std::vector<Program> programs(static_cast<size_t>(topology.Ranks()));
   for (int rank = 0; rank < topology.Ranks(); ++rank) {
+    options.simulation.check_interrupt();
     programs[static_cast<size_t>(rank)] = plan(rank);
   }
   return programs;
@@ -55,7 +70,7 @@ std::vector<Program> OfAllRanks(const Topology& topology, const Plan& plan) {
 std::vector<Program> AllGathers(const SizingRequest& request, const SizedGroup& group,
                                 const SimulationReportOptions& options) {
   const AllGatherOptions chosen = AllGatherOf(group, options);
-  return OfAllRanks(request.topology, [&](int rank) {
+  return OfAllRanks(request.topology, options, [&](int rank) {
     return PlanAllGather(group.layout, group.shard_dtypes, request.topology, rank, chosen);
   });
 }
@@ -65,7 +80,7 @@ std::vector<Program> ReduceScatters(const SizingRequest& request, const SizedGro
   const ReduceScatterOptions chosen = ReduceScatterOf(request, group, options);
   ReduceScatterSpec spec = group.spec;
   spec.bank = bank;
-  return OfAllRanks(request.topology, [&](int rank) {
+  return OfAllRanks(request.topology, options, [&](int rank) {
     return PlanReduceScatter(group.layout, spec, request.topology, rank, chosen);
   });
 }
@@ -185,8 +200,7 @@ std::string SimulationReport(const std::string& request_json, const std::string&
         ErrorCode::kInvalidArgument,
         fmt::format("operation: expected all-gather or reduce-scatter, got '{}'", operation));
   }
-  const ReportRequest request = internal::ParseReportRequest(request_json);
-  const SizingRequest& sizing = request.sizing;
+  const SizingRequest sizing = ParseSimulated(request_json);
   Json report = HeadOf(operation, sizing);
   for (const SizedGroup& group : sizing.groups) {
     const auto programs = operation == "all-gather" ? AllGathers(sizing, group, options)
@@ -199,7 +213,8 @@ std::string SimulationReport(const std::string& request_json, const std::string&
 
 std::string StepReport(const std::string& request_json, const TrainingStep& step,
                        const SimulationReportOptions& options) {
-  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+  CheckStep(step);
+  SizingRequest request = ParseSimulated(request_json);
   if (request.groups.size() != 1) {
     throw Error(
         ErrorCode::kInvalidArgument,

@@ -194,3 +194,15 @@ def test_step_shows_compute_and_collectives(tmp_path) -> None:
     assert spans.count("backward 2") == 2  # ranks
     shown = runner.invoke(app, ["sim", "step", *PAIR, *compute, "--mode", "slot_reuse"]).stdout
     assert "slot_reuse: compute alone takes 46.000 ms" in shown
+
+
+def test_sizes_and_times_have_bounds() -> None:
+    assert "expected 0 to 1e+06 ms, got inf" in refusal("step", *PAIR, "--forward-ms", "inf")
+    assert "got 1e+300" in refusal("step", *PAIR, "--backward-ms", "1e300")
+    assert "optimizer: expected" in refusal("step", *PAIR, "--optimizer-ms", "nan")
+    assert "GB/s, got -1" in refusal("step", *PAIR, "--compute-gb-per-s", "-1")
+    assert "10000" in refusal("step", *PAIR, "--layers", "10001")
+    few = ("--preset", "tiny", "--nodes", "2", "--local", "2")
+    assert "chunk: expected at least 64 bytes" in refusal("reduce-scatter", *few, "--chunk", "1")
+    many = ("--preset", "tiny", "--nodes", "8192", "--local", "8")
+    assert "at most 1024 ranks to simulate" in refusal("all-gather", *many)

@@ -228,12 +228,14 @@ def step(
     nodes: NodesOption = None,
     local: Local = None,
     machine: Machine = None,
-    layers: Annotated[int, typer.Option(min=1, help="equal layers, each the group")] = 12,
-    forward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 1.0,
-    backward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 2.0,
-    optimizer_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    layers: Annotated[
+        int, typer.Option(min=1, max=10_000, help="equal layers, each the group")
+    ] = 12,
+    forward_ms: Annotated[float, typer.Option(help="compute of a layer")] = 1.0,
+    backward_ms: Annotated[float, typer.Option(help="compute of a layer")] = 2.0,
+    optimizer_ms: Annotated[float, typer.Option(help="of all layers")] = 0.0,
     compute_gb_per_s: Annotated[
-        float, typer.Option(min=0, help="memory traffic of compute; 0: nothing slows it down")
+        float, typer.Option(help="memory traffic of compute; 0: nothing slows it down")
     ] = 0.0,
     mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
     early: Annotated[
