@@ -206,3 +206,11 @@ def test_sizes_and_times_have_bounds() -> None:
     assert "chunk: expected at least 64 bytes" in refusal("reduce-scatter", *few, "--chunk", "1")
     many = ("--preset", "tiny", "--nodes", "8192", "--local", "8")
     assert "at most 1024 ranks to simulate" in refusal("all-gather", *many)
+
+
+def test_errors_name_the_command() -> None:
+    for name in ("all-gather", "reduce-scatter", "step"):
+        assert refusal(name).startswith(f"tide sim {name}: expected either a file")
+    assert refusal("machine", "nope").startswith("tide sim machine: ")
+    chunk = refusal("reduce-scatter", *PAIR, "--chunk", "x")
+    assert chunk.startswith("tide sim reduce-scatter: --chunk: expected bytes")

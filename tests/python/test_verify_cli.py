@@ -108,3 +108,9 @@ def test_mutation_gives_up_when_asked() -> None:
     with pytest.raises(Enough):
         _core.mutate_plans(_request(3, 2), [0], give_up)
     assert asked == 3
+
+
+def test_errors_name_the_command() -> None:
+    code, text = run("--preset", "huge", "--nodes", "2", "--local", "2")
+    assert code == 2
+    assert text.startswith("tide verify: --preset: expected one of tiny")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide.cli.request import machine_field, make_request, parse_bytes
-from tide.cli.tables import console, fail, human_bytes, table
+from tide.cli.request import machine_field, make_request, parse_bytes, refusals
+from tide.cli.tables import console, human_bytes, table
 
 # Row of the table of calls: label, field of a group, field of its counts.
 _CALL_ROWS = (
@@ -102,6 +102,7 @@ def _print(report: dict[str, Any]) -> None:
     out.print(choices)
 
 
+@refusals("plan")
 def plan(
     file: Annotated[
         Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
@@ -129,7 +130,7 @@ def plan(
 
     Nothing runs. What is not asked for is chosen by the machine model and the memory limit.
     """
-    from tide import Error, _core
+    from tide import _core
 
     options = {
         "mode": mode,
@@ -150,10 +151,7 @@ def plan(
         "machine": None if machine is None else machine_field(machine),
         "options": options,
     }
-    try:
-        text = _core.plan_report(json.dumps(make_request(file, preset, fields)))
-    except Error as error:
-        fail("plan", error)
+    text = _core.plan_report(json.dumps(make_request(file, preset, fields)))
     if as_json:
         typer.echo(text)
     else:

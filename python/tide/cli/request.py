@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,28 @@ from tide.cli.tables import fail
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
+class RequestError(ValueError):
+    """What is asked for can't be read; the message says what was expected."""
+
+
+@contextmanager
+def refusals(command: str) -> Iterator[None]:
+    """Ends the program with the command's message where its request is refused."""
+    from tide import Error
+
+    try:
+        yield
+    except (Error, RequestError) as error:
+        fail(command, error)
+
+
 def parse_bytes(text: str, option: str) -> int:
     """Reads `64MiB`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
-        fail("plan", f"{option}: expected bytes such as 67108864, 64MiB or 1.5GiB, got {text!r}")
+        raise RequestError(
+            f"{option}: expected bytes such as 67108864, 64MiB or 1.5GiB, got {text!r}"
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -24,13 +43,16 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        fail("plan", f"{path}: {error.strerror}")
+        raise RequestError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        fail("plan", f"{path}: expected JSON in UTF-8")
+        raise RequestError(f"{path}: expected JSON in UTF-8") from None
     except json.JSONDecodeError as error:
-        fail("plan", f"{path}: line {error.lineno} column {error.colno}: {error.msg}")
+        raise RequestError(
+            f"{path}: line {error.lineno} column {error.colno}: {error.msg}"
+        ) from None
     except RecursionError:
-        fail("plan", f"{path}: expected a few levels of brackets, got too many to read")
+        message = f"{path}: expected a few levels of brackets, got too many to read"
+        raise RequestError(message) from None
 
 
 def preset_groups(name: str) -> list[dict[str, Any]]:
@@ -39,7 +61,7 @@ def preset_groups(name: str) -> list[dict[str, Any]]:
     from tide.bench.predict import group
 
     if name not in PRESETS:
-        fail("plan", f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+        raise RequestError(f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
     return [group(name, PRESETS[name])]
 
 
@@ -55,20 +77,24 @@ def make_request(
     fields: dict[str, Any],
     default_machine: str = "paper-8-nodes",
 ) -> dict[str, Any]:
-    """A file or a preset with the command line's options on top; ends the program if unusable."""
+    """A file or a preset with the command line's options on top.
+
+    Raises:
+        RequestError: they can't be read, or something is missing.
+    """
     if (file is None) == (preset is None):
-        fail("plan", "expected either a file of groups or --preset")
+        raise RequestError("expected either a file of groups or --preset")
     request = {"groups": preset_groups(preset)} if preset is not None else _read_json(file)
     if not isinstance(request, dict):
-        fail("plan", f"{file}: expected an object with the field 'groups'")
+        raise RequestError(f"{file}: expected an object with the field 'groups'")
     options = request.get("options", {})
     if not isinstance(options, dict):
-        fail("plan", f"{file}: options: expected an object, got {json.dumps(options)}")
+        raise RequestError(f"{file}: options: expected an object, got {json.dumps(options)}")
     given = {name: value for name, value in fields.pop("options").items() if value is not None}
     request["options"] = options | given
     request |= {name: value for name, value in fields.items() if value is not None}
     for name, option in (("nodes", "--nodes"), ("local_ranks", "--local")):
         if name not in request:
-            fail("plan", f"{name}: missing; give {option} or the field in the file")
+            raise RequestError(f"{name}: missing; give {option} or the field in the file")
     request.setdefault("machine", default_machine)
     return request

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tide.bench import chrome
-from tide.cli.request import machine_field, make_request, parse_bytes
+from tide.cli.request import RequestError, machine_field, make_request, parse_bytes, refusals
 from tide.cli.tables import console, fail, human_bytes, table
 
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
@@ -116,21 +116,16 @@ def trace_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def _write_trace(file: Path, report: dict[str, Any]) -> None:
     if len(report["rows"]) != 1:
-        fail("sim", f"--trace: expected one group, got {len(report['rows'])}")
+        raise RequestError(f"--trace: expected one group, got {len(report['rows'])}")
     try:
         file.write_text(json.dumps(trace_of(report["rows"][0])) + "\n")
     except OSError as error:
-        fail("sim", f"--trace {file}: {error.strerror}")
+        raise RequestError(f"--trace {file}: {error.strerror}") from None
 
 
 def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
     """Prints what the core answers, and writes the trace."""
-    from tide import Error
-
-    try:
-        report = json.loads(ask())
-    except Error as error:
-        fail("sim", error)
+    report = json.loads(ask())
     if trace is not None:
         _write_trace(trace, report)
         for row in report["rows"]:
@@ -172,6 +167,7 @@ def _fields(
 
 
 @sim.command("all-gather")
+@refusals("sim all-gather")
 def all_gather(
     file: File = None,
     preset: Preset = None,
@@ -190,6 +186,7 @@ def all_gather(
 
 
 @sim.command("reduce-scatter")
+@refusals("sim reduce-scatter")
 def reduce_scatter(
     file: File = None,
     preset: Preset = None,
@@ -222,6 +219,7 @@ def reduce_scatter(
 
 
 @sim.command("step")
+@refusals("sim step")
 def step(
     file: File = None,
     preset: Preset = None,
@@ -255,6 +253,7 @@ def step(
 
 
 @sim.command("compare")
+@refusals("sim compare")
 def compare(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
     machine: Annotated[
@@ -298,6 +297,7 @@ def compare(
 
 
 @sim.command("machine")
+@refusals("sim machine")
 def machine(
     name: Annotated[str, typer.Argument(help="a preset or a JSON file")] = _DEFAULT_MACHINE,
     as_json: Annotated[
@@ -305,14 +305,11 @@ def machine(
     ] = False,
 ) -> None:
     """Prints every number of a machine model with its unit and where it comes from."""
-    from tide import Error, _core
+    from tide import _core
 
     field = machine_field(name)
-    try:
-        text = _core.machine_json(field) if isinstance(field, str) else json.dumps(field)
-        numbers = _core.machine_numbers(text)
-    except Error as error:
-        fail("sim", error)
+    text = _core.machine_json(field) if isinstance(field, str) else json.dumps(field)
+    numbers = _core.machine_numbers(text)
     if as_json:
         typer.echo(text)
         return

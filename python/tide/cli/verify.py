@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide.cli.request import make_request
-from tide.cli.tables import console, fail, table
+from tide.cli.request import make_request, refusals
+from tide.cli.tables import console, table
 
 _MODES = ("in_place", "slot_reuse")
 # (nodes, local ranks) whose programs are mutated.
@@ -58,13 +58,10 @@ def _plan_rows(own: dict[str, Any], paper: dict[str, Any]) -> list[tuple[Any, ..
 
 
 def _exhaustive(max_nodes: int, local: int) -> None:
-    from tide import Error, _core
+    from tide import _core
 
-    try:
-        own = _core.verify_exhaustive(max_nodes, local, _WIDTHS, _PASSES)
-        paper = _core.verify_exhaustive(max_nodes, local, _PAPER_WIDTHS, [1])
-    except Error as error:
-        fail("verify", error)
+    own = _core.verify_exhaustive(max_nodes, local, _WIDTHS, _PASSES)
+    paper = _core.verify_exhaustive(max_nodes, local, _PAPER_WIDTHS, [1])
     out = console()
     rejected = Counter(width for _, width, _, _ in own["rejected"])
     by_width = ", ".join(f"width {width}: {rejected[width]}" for width in sorted(rejected))
@@ -121,7 +118,7 @@ def _prove(requests: list[tuple[str, dict[str, Any]]]) -> bool:
     All-gathers are the same in every mode. They are proved for landings of each rank's own, as on
     GPUs, and for one that the ranks of a node share, as on the host fabric.
     """
-    from tide import Error, _core
+    from tide import _core
 
     first, request = requests[0]
     where = first.rsplit(", ", 1)[0]
@@ -138,10 +135,7 @@ def _prove(requests: list[tuple[str, dict[str, Any]]]) -> bool:
     safe = True
     for label, request, lanes, node_landing in proofs:
         start = time.monotonic()
-        try:
-            answer = _core.verify_plans(json.dumps(request), lanes, node_landing)
-        except Error as error:
-            fail("verify", error)
+        answer = _core.verify_plans(json.dumps(request), lanes, node_landing)
         _show_proof(label, answer, time.monotonic() - start)
         safe = safe and answer["ok"]
     return safe
@@ -246,6 +240,7 @@ def _mutate(topologies: list[tuple[int, int]]) -> bool:
     return sums[-1] == 0
 
 
+@refusals("verify")
 def verify(
     file: Annotated[
         Path | None, typer.Argument(help="JSON file of groups, see docs/memory.md")
