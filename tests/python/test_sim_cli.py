@@ -29,6 +29,10 @@ def refusal(*arguments: str) -> str:
     return result.stderr
 
 
+def compared(file: Path) -> list[dict]:
+    return predict.compare(json.loads(file.read_text()))
+
+
 def write(path: Path, content: object) -> str:
     path.write_text(json.dumps(content))
     return str(path)
@@ -36,7 +40,7 @@ def write(path: Path, content: object) -> str:
 
 @pytest.mark.parametrize("name", ["all-gather", "reduce-scatter"])
 def test_simulated_is_within_3_percent_of_two_h200s(name: str) -> None:
-    (row,) = predict.compare(RESULTS / f"h200x2-{name}.json")
+    (row,) = compared(RESULTS / f"h200x2-{name}.json")
     assert (row["ranks"], row["nodes"], row["limited_by"]) == (2, 1, "NVLink out")
     assert row["over_measured"] == pytest.approx(1, abs=0.03)
 
@@ -136,15 +140,15 @@ def test_compare_takes_any_file(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TIDE_SUM_CTAS", "1")
     rows = [row(), row(op="interference"), row(nodes=2), row(gpus=2), row(op="reduce-scatter")]
     content = {"environment": environment(), "rows": rows}
-    compared = predict.compare(Path(write(tmp_path / "four.json", content)))
-    assert [made["nodes"] for made in compared] == [1, 2, 1, 1]
-    assert [made["predicted_ms"] is None for made in compared] == [False, False, True, False]
-    assert compared[2]["limited_by"] == "not simulated: 4 ranks share 2 GPUs"
+    found = compared(Path(write(tmp_path / "four.json", content)))
+    assert [made["nodes"] for made in found] == [1, 2, 1, 1]
+    assert [made["predicted_ms"] is None for made in found] == [False, False, True, False]
+    assert found[2]["limited_by"] == "not simulated: 4 ranks share 2 GPUs"
     assert os.environ["TIDE_SUM_CTAS"] == "1"
     content["environment"] = environment(TIDE_SUM_CTAS="1")
-    slower = predict.compare(Path(write(tmp_path / "one.json", content)))
-    assert slower[3]["predicted_ms"] > compared[3]["predicted_ms"]
-    assert slower[0]["predicted_ms"] == compared[0]["predicted_ms"]
+    slower = compared(Path(write(tmp_path / "one.json", content)))
+    assert slower[3]["predicted_ms"] > found[3]["predicted_ms"]
+    assert slower[0]["predicted_ms"] == found[0]["predicted_ms"]
 
 
 def test_refuses(tmp_path) -> None:
@@ -157,12 +161,12 @@ def test_refuses(tmp_path) -> None:
     other = write(tmp_path / "x.json", {"environment": environment("NVIDIA B200"), "rows": [row()]})
     assert "no model of NVIDIA B200; give --machine" in refusal("compare", other)
     nothing = write(tmp_path / "y.json", [])
-    assert "expected a file with a collective" in refusal("compare", nothing)
+    assert f"training step on GPUs, found none in {nothing}" in refusal("compare", nothing)
 
 
 def test_a_step_beside_what_was_measured() -> None:
     files = RESULTS.glob("h200x2-train-*.json")
-    rows = [made for file in files for made in predict.compare(file)]
+    rows = [made for file in files for made in compared(file)]
     assert len(rows) == 2 * 32
     for made in rows:
         # Nothing slows compute down, or it is all memory traffic: the truth lies between, but where
@@ -214,3 +218,52 @@ def test_errors_name_the_command() -> None:
     assert refusal("machine", "nope").startswith("tide sim machine: ")
     chunk = refusal("reduce-scatter", *PAIR, "--chunk", "x")
     assert chunk.startswith("tide sim reduce-scatter: --chunk: expected bytes")
+
+
+def test_compare_names_the_file(tmp_path) -> None:
+    good = str(RESULTS / "h200x2-all-gather.json")
+    file = tmp_path / "odd.json"
+    for content, problem in (
+        (b"{", "line 1 column 2"),
+        (b"\xff\xfe", "UTF-8"),
+        (b'{"rows": [NaN]}', "finite numbers, got NaN"),
+        (b'{"rows": 3, "environment": {}}', "a list 'rows'"),
+    ):
+        file.write_bytes(content)
+        shown = refusal("compare", good, str(file))
+        assert shown.startswith(f"tide sim compare: {file}: ") and problem in shown, content
+
+
+def test_compare_names_the_damaged_field(tmp_path) -> None:
+    path = tmp_path / "odd.json"
+    without = row()
+    del without["preset"]
+    step = {"op": "train", "model": "moe", "tokens": 1, "ranks": 2, "nothing_ms": 1.0}
+    for damaged, problem in (
+        (without, "rows[1].preset: expected a string, got null"),
+        (row(preset="huge"), "rows[1].preset: expected one of tiny"),
+        (row(ranks="two"), 'rows[1].ranks: expected a positive integer, got "two"'),
+        (row(nodes=3), "rows[1].nodes: expected a divisor of 4 ranks, got 3"),
+        (row(tide_ms=0), "rows[1].tide_ms: expected positive milliseconds, got 0"),
+        (3, "rows[1]: expected an object with the field 'op'"),
+        (step, "rows[1].profiles: expected the kernels"),
+    ):
+        write(path, {"environment": environment(), "rows": [row(), damaged]})
+        assert f"tide sim compare: {path}: {problem}" in refusal("compare", str(path))
+    write(path, {"environment": {}, "rows": [row()]})
+    assert f"{path}: environment.gpus: expected a list" in refusal("compare", str(path))
+
+
+def test_compare_says_what_held_nothing(tmp_path) -> None:
+    empty = write(tmp_path / "empty.json", {"rows": []})
+    result = runner.invoke(app, ["sim", "compare", str(RESULTS / "h200x2-all-gather.json"), empty])
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"tide sim compare: nothing to compare in {empty}\n"
+
+
+def test_numbers_of_a_machine_file_are_finite(tmp_path) -> None:
+    file = tmp_path / "machine.json"
+    for number in ("NaN", "-Infinity", "1e999"):
+        file.write_text(f'{{"base": "h200", "hbm_gb_per_s": {number}}}')
+        problem = f"tide sim all-gather: {file}: expected finite numbers, got {number}"
+        assert problem in refusal("all-gather", *PAIR, "--machine", str(file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 class RequestError(ValueError):
     """What is asked for can't be read; the message says what was expected."""
+
+
+class _NotFiniteError(Exception):
+    """A number in JSON that is none; its text."""
 
 
 @contextmanager
@@ -39,11 +44,25 @@ def parse_bytes(text: str, option: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _read_json(path: Path) -> Any:
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _NotFiniteError(text)
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """What a file holds; numbers are finite, as the core's JSON has them.
+
+    Raises:
+        RequestError: it can't be read; the message names the file.
+    """
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(), parse_float=_finite, parse_constant=_finite)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from None
+    except _NotFiniteError as error:
+        raise RequestError(f"{path}: expected finite numbers, got {error}") from None
     except UnicodeDecodeError:
         raise RequestError(f"{path}: expected JSON in UTF-8") from None
     except json.JSONDecodeError as error:
@@ -68,7 +87,7 @@ def preset_groups(name: str) -> list[dict[str, Any]]:
 def machine_field(name: str) -> Any:
     """A preset's name, or what a file holds."""
     path = Path(name)
-    return _read_json(path) if path.suffix == ".json" or path.is_file() else name
+    return read_json(path) if path.suffix == ".json" or path.is_file() else name
 
 
 def make_request(
@@ -84,7 +103,7 @@ def make_request(
     """
     if (file is None) == (preset is None):
         raise RequestError("expected either a file of groups or --preset")
-    request = {"groups": preset_groups(preset)} if preset is not None else _read_json(file)
+    request = {"groups": preset_groups(preset)} if preset is not None else read_json(file)
     if not isinstance(request, dict):
         raise RequestError(f"{file}: expected an object with the field 'groups'")
     options = request.get("options", {})

@@ -10,8 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from tide.bench import chrome
-from tide.cli.request import RequestError, machine_field, make_request, parse_bytes, refusals
-from tide.cli.tables import console, fail, human_bytes, table
+from tide.cli.request import (
+    RequestError,
+    machine_field,
+    make_request,
+    parse_bytes,
+    read_json,
+    refusals,
+)
+from tide.cli.tables import console, human_bytes, table
 
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
 
@@ -267,13 +274,23 @@ def compare(
 
     model = None if machine is None else machine_field(machine)
     rows = []
+    nothing = []
     for file in files:
+        content = read_json(file)
         try:
-            rows += [{"file": file.name} | row for row in predict.compare(file, model)]
+            made = predict.compare(content, model)
         except (Error, ValueError) as error:
-            fail("sim", error)
-    if not rows:
-        fail("sim", "expected a file with a collective or a training step on GPUs")
+            raise RequestError(f"{file}: {error}") from None
+        rows += [{"file": file.name} | row for row in made]
+        if not made:
+            nothing.append(str(file))
+    if nothing:
+        where = ", ".join(nothing)
+        if not rows:
+            raise RequestError(
+                f"expected a collective or a training step on GPUs, found none in {where}"
+            )
+        typer.echo(f"tide sim compare: nothing to compare in {where}", err=True)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
