@@ -45,9 +45,22 @@ ReduceScatterOptions ReduceScatterOf(const SizingRequest& request, const SizedGr
   return chosen;
 }
 
-SizingRequest ParseSimulated(const std::string& request_json) {
-  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+// What `tide plan` refuses is refused here, too, but for switch reduction: without it landings read
+// siblings over NVLink, as on the fabric.
+void CheckPlan(const SizingRequest& request, const ReduceScatterOptions& defaults) {
   internal::CheckRequest(request);
+  if (request.wave_width) {
+    internal::ChooseWaveWidth(request, request.placement.value_or(defaults.placement));
+  }
+  if (request.mode != Mode::kSlotReuse) return;
+  const std::string obstacle = internal::SlotReuseObstacle(request.groups);
+  if (!obstacle.empty()) throw Error(ErrorCode::kInvalidArgument, obstacle);
+}
+
+SizingRequest ParseSimulated(const std::string& request_json,
+                             const SimulationReportOptions& options) {
+  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+  CheckPlan(request, options.reduce_scatter);
   const Topology& topology = request.topology;
   if (topology.Ranks() <= kMostRanks) return request;
   throw Error(ErrorCode::kInvalidArgument,
@@ -200,7 +213,7 @@ std::string SimulationReport(const std::string& request_json, const std::string&
         ErrorCode::kInvalidArgument,
         fmt::format("operation: expected all-gather or reduce-scatter, got '{}'", operation));
   }
-  const SizingRequest sizing = ParseSimulated(request_json);
+  const SizingRequest sizing = ParseSimulated(request_json, options);
   Json report = HeadOf(operation, sizing);
   for (const SizedGroup& group : sizing.groups) {
     const auto programs = operation == "all-gather" ? AllGathers(sizing, group, options)
@@ -214,7 +227,7 @@ std::string SimulationReport(const std::string& request_json, const std::string&
 std::string StepReport(const std::string& request_json, const TrainingStep& step,
                        const SimulationReportOptions& options) {
   CheckStep(step);
-  SizingRequest request = ParseSimulated(request_json);
+  SizingRequest request = ParseSimulated(request_json, options);
   if (request.groups.size() != 1) {
     throw Error(
         ErrorCode::kInvalidArgument,

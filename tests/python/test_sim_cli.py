@@ -267,3 +267,39 @@ def test_numbers_of_a_machine_file_are_finite(tmp_path) -> None:
         file.write_text(f'{{"base": "h200", "hbm_gb_per_s": {number}}}')
         problem = f"tide sim all-gather: {file}: expected finite numbers, got {number}"
         assert problem in refusal("all-gather", *PAIR, "--machine", str(file))
+
+
+def test_refuses_what_plan_refuses(tmp_path) -> None:
+    nodes = ("--preset", "tiny", "--nodes", "9", "--local", "8")
+    for odd in (
+        ("--wave-width", "0"),
+        ("--wave-width", "10"),
+        ("--wave-width", "3", "--placement", "latin_square"),
+        ("-k", "0"),
+        ("-k", "100000"),
+        ("--passes", "65"),
+        ("--passes", "100000"),
+        ("--chunk", "1"),
+    ):
+        # On a machine that reduces through the switch both have the placement to themselves.
+        machine = ("--machine", "paper-8-nodes")
+        placed = odd if "--placement" in odd else (*odd, "--placement", "direct")
+        refused = refusal("reduce-scatter", *nodes, *machine, *placed)
+        planned = runner.invoke(app, ["plan", *nodes, *machine, *placed]).stderr
+        assert refused.removeprefix("tide sim reduce-scatter") == planned.removeprefix("tide plan")
+    assert "at most 64, got 100000" in refusal("reduce-scatter", *nodes, "--passes", "100000")
+    param = {"name": "w", "rows": 64, "row_elems": 8, "dtype": "bf16", "grad_dtype": "fp32"}
+    wide = write(tmp_path / "wide.json", {"groups": [{"name": "g", "params": [param]}]})
+    reuse = ("--nodes", "2", "--local", "2", "--mode", "slot_reuse")
+    assert "mode slot_reuse: needs gradients" in refusal("reduce-scatter", wide, *reuse)
+
+
+def test_refuses_what_it_would_ignore() -> None:
+    for option in ("--mode", "--placement"):
+        refused = refusal("reduce-scatter", *PAIR, option, "auto")
+        assert "got auto; `tide plan` chooses" in refused
+    early = refusal("step", *PAIR, "--mode", "slot_reuse", "--early")
+    assert "--early, --no-early: expected mode in_place, got slot_reuse" in early
+    for ctas in ("133", "99999999999"):
+        refused = refusal("reduce-scatter", *PAIR, "--sum-ctas", ctas)
+        assert "sum CTAs: expected 0 to 132, the multiprocessors of machine 'h200'" in refused

@@ -23,6 +23,8 @@ from tide.cli.tables import console, human_bytes, table
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
 
 _DEFAULT_MACHINE = "h200"
+_MODES = "in_place or slot_reuse"
+_PLACEMENTS = "direct or latin_square"
 
 File = Annotated[
     Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
@@ -173,6 +175,15 @@ def _fields(
     return {"nodes": nodes, "local_ranks": local, "machine": field, "options": options}
 
 
+def _request(file: Path | None, preset: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    # Nothing is chosen here: what is left open is the fabric's default.
+    for name, values in (("mode", _MODES), ("placement", _PLACEMENTS)):
+        if request["options"].get(name) == "auto":
+            raise RequestError(f"{name}: expected {values}, got auto; `tide plan` chooses")
+    return request
+
+
 @sim.command("all-gather")
 @refusals("sim all-gather")
 def all_gather(
@@ -188,7 +199,7 @@ def all_gather(
 ) -> None:
     """All-gather into parameters, as the nccl fabric would run it."""
     fields = _fields(nodes, local, machine, {})
-    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    request = _request(file, preset, fields)
     _run("all-gather", request, sum_ctas, pacing, as_json, trace)
 
 
@@ -200,8 +211,8 @@ def reduce_scatter(
     nodes: NodesOption = None,
     local: Local = None,
     machine: Machine = None,
-    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
-    placement: Annotated[str | None, typer.Option(help="direct or latin_square")] = None,
+    mode: Annotated[str | None, typer.Option(help=_MODES)] = None,
+    placement: Annotated[str | None, typer.Option(help=_PLACEMENTS)] = None,
     wave_width: Annotated[int | None, typer.Option(help="contributors a wave")] = None,
     k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
     passes: Annotated[int | None, typer.Option(help="n_part")] = None,
@@ -221,7 +232,7 @@ def reduce_scatter(
         "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
     }
     fields = _fields(nodes, local, machine, options)
-    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    request = _request(file, preset, fields)
     _run("reduce-scatter", request, sum_ctas, pacing, as_json, trace)
 
 
@@ -242,10 +253,11 @@ def step(
     compute_gb_per_s: Annotated[
         float, typer.Option(help="memory traffic of compute; 0: nothing slows it down")
     ] = 0.0,
-    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
+    mode: Annotated[str | None, typer.Option(help=_MODES)] = None,
     early: Annotated[
-        bool, typer.Option(help="in_place: gather layer l - 2 behind reduce l")
-    ] = True,
+        bool | None,
+        typer.Option("--early/--no-early", help="in_place: gather layer l - 2 behind reduce l"),
+    ] = None,
     as_json: AsJson = False,
     trace: Trace = None,
 ) -> None:
@@ -253,9 +265,11 @@ def step(
     from tide import _core
 
     fields = _fields(nodes, local, machine, {"mode": mode})
-    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
-    times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s, early)
-    arguments = (json.dumps(request), *times, trace is not None)
+    request = _request(file, preset, fields)
+    if early is not None and request["options"].get("mode") == "slot_reuse":
+        raise RequestError("--early, --no-early: expected mode in_place, got slot_reuse")
+    times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s)
+    arguments = (json.dumps(request), *times, early is not False, trace is not None)
     _show(lambda: _core.simulate_step(*arguments), as_json, trace)
 
 
