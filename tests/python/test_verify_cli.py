@@ -114,3 +114,19 @@ def test_errors_name_the_command() -> None:
     code, text = run("--preset", "huge", "--nodes", "2", "--local", "2")
     assert code == 2
     assert text.startswith("tide verify: --preset: expected one of tiny")
+
+
+def test_refuses_what_it_would_ignore() -> None:
+    code, text = run("--max-nodes", "16")
+    assert (code, text) == (
+        2,
+        "tide verify: --max-nodes: expected --exhaustive with it; else give --nodes\n",
+    )
+    code, text = run("--mutate", "--exhaustive")
+    assert (code, text) == (2, "tide verify: expected --exhaustive or --mutate, got both\n")
+
+
+def test_exhaustive_up_to_a_number_of_nodes() -> None:
+    code, text = run("--exhaustive", "--max-nodes", "16")
+    assert code == 0, text
+    assert "M in [2, 16], L = 8" in text

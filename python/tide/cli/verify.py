@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide.cli.request import make_request, refusals
+from tide.cli.request import RequestError, make_request, refusals
 from tide.cli.tables import console, table
 
 _MODES = ("in_place", "slot_reuse")
@@ -35,6 +35,7 @@ _MUTATED = [
     (2, 8),
 ]
 
+_MOST_NODES = 1024  # of --exhaustive, as in the paper
 _WIDTHS = [1, 2, 4]
 _PASSES = [1, 2, 3, 4]
 # With both memory modes 64 variants a pair, which the paper's counts need; it lists no variants.
@@ -260,7 +261,9 @@ def verify(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="all node counts and wave widths, without programs")
     ] = False,
-    max_nodes: Annotated[int, typer.Option(min=2, help="--exhaustive: largest M")] = 1024,
+    max_nodes: Annotated[
+        int | None, typer.Option(min=2, help=f"--exhaustive: largest M; default: {_MOST_NODES}")
+    ] = None,
 ) -> None:
     """Proves the programs of all ranks safe: exit code 0 if they are, 1 if not.
 
@@ -268,8 +271,12 @@ def verify(
     --mutate without --nodes and --local goes through twelve small topologies. Detected: the proof
     fails with the mistake; explained: it does not, and it is known which operation does the work.
     """
+    if exhaustive and mutate:
+        raise RequestError("expected --exhaustive or --mutate, got both")
+    if max_nodes is not None and not exhaustive:
+        raise RequestError("--max-nodes: expected --exhaustive with it; else give --nodes")
     if exhaustive:
-        _exhaustive(max_nodes, local if local is not None else 8)
+        _exhaustive(max_nodes or _MOST_NODES, local if local is not None else 8)
         return
     if mutate:
         one = nodes is not None or local is not None
