@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from tide import _core
 from tide.bench import predict
+from tide.bench.collectives import PRESETS
 from tide.cli import app
 from typer.testing import CliRunner
 
@@ -303,3 +305,40 @@ def test_refuses_what_it_would_ignore() -> None:
     for ctas in ("133", "99999999999"):
         refused = refusal("reduce-scatter", *PAIR, "--sum-ctas", ctas)
         assert "sum CTAs: expected 0 to 132, the multiprocessors of machine 'h200'" in refused
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("sim compare", "that of the GPUs"),
+        ("sim all-gather", "h200"),
+        ("sim machine", "h200"),
+        ("plan", "paper-8-nodes"),
+    ],
+)
+def test_help_lists_machines(command: str, default: str) -> None:
+    shown = runner.invoke(app, [*command.split(), "--help"]).stdout
+    text = " ".join(shown.replace("│", " ").split())
+    assert f"one of {', '.join(_core.machine_presets())}; default: {default} " in text
+
+
+@pytest.mark.parametrize("command", ["sim step", "plan", "verify"])
+def test_help_lists_presets(command: str) -> None:
+    shown = runner.invoke(app, [*command.split(), "--help"]).stdout
+    assert all(name in shown for name in PRESETS)
+
+
+def test_tables_explain_their_columns() -> None:
+    shown = runner.invoke(app, ["sim", "all-gather", *PAIR]).stdout
+    assert "all-gather, 1 node x 2 ranks, machine h200" in shown
+    for part in ("first rank: when", "ms / floor: how many", "busy: while", "used: of what"):
+        assert part in shown
+    planned = runner.invoke(app, ["plan", *PAIR]).stdout
+    assert planned.startswith("1 node x 2 ranks = 2 ranks, machine paper-8-nodes")
+
+
+def test_compute_without_traffic_is_a_dash() -> None:
+    file = str(next(RESULTS.glob("h200x2-train-*.json")))
+    shown = runner.invoke(app, ["sim", "compare", file]).stdout
+    column = [line.split("│")[5].strip() for line in shown.splitlines() if "step, " in line]
+    assert set(column) == {"-", "4100"}

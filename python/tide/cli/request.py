@@ -10,9 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tide import Error, _core
+from tide.bench.collectives import PRESETS
+from tide.bench.predict import group
 from tide.cli.tables import fail
 
+DEFAULT_MACHINE = "paper-8-nodes"
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+PRESET_HELP = f"one group of a known model instead of the file: {', '.join(PRESETS)}"
+
+
+def machine_help(default: str) -> str:
+    """What --machine takes; `default` in words."""
+    # No brackets: rich takes them for markup.
+    presets = ", ".join(_core.machine_presets())
+    return f"a JSON file of rates, or one of {presets}; default: {default}"
 
 
 class RequestError(ValueError):
@@ -26,8 +40,6 @@ class _NotFiniteError(Exception):
 @contextmanager
 def refusals(command: str) -> Iterator[None]:
     """Ends the program with the command's message where its request is refused."""
-    from tide import Error
-
     try:
         yield
     except (Error, RequestError) as error:
@@ -76,9 +88,6 @@ def read_json(path: Path) -> Any:
 
 def preset_groups(name: str) -> list[dict[str, Any]]:
     """The group of a preset of the bench, in bf16."""
-    from tide.bench.collectives import PRESETS
-    from tide.bench.predict import group
-
     if name not in PRESETS:
         raise RequestError(f"--preset: expected one of {', '.join(PRESETS)}, got {name!r}")
     return [group(name, PRESETS[name])]
@@ -94,7 +103,7 @@ def make_request(
     file: Path | None,
     preset: str | None,
     fields: dict[str, Any],
-    default_machine: str = "paper-8-nodes",
+    default_machine: str = DEFAULT_MACHINE,
 ) -> dict[str, Any]:
     """A file or a preset with the command line's options on top.
 

@@ -11,14 +11,16 @@ import typer
 
 from tide.bench import chrome
 from tide.cli.request import (
+    PRESET_HELP,
     RequestError,
     machine_field,
+    machine_help,
     make_request,
     parse_bytes,
     read_json,
     refusals,
 )
-from tide.cli.tables import console, human_bytes, table
+from tide.cli.tables import console, human_bytes, human_topology, table
 
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
 
@@ -29,12 +31,10 @@ _PLACEMENTS = "direct or latin_square"
 File = Annotated[
     Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
 ]
-Preset = Annotated[str | None, typer.Option(help="one group of a known model instead")]
+Preset = Annotated[str | None, typer.Option(help=PRESET_HELP)]
 NodesOption = Annotated[int | None, typer.Option(help="M")]
 Local = Annotated[int | None, typer.Option(help="L, ranks a node")]
-Machine = Annotated[
-    str | None, typer.Option(help=f"a preset or a JSON file of rates [{_DEFAULT_MACHINE}]")
-]
+Machine = Annotated[str | None, typer.Option(help=machine_help(_DEFAULT_MACHINE))]
 SumCtas = Annotated[int, typer.Option(min=0, help="CTAs of a sum; 0: as the fabric chooses")]
 Pacing = Annotated[bool, typer.Option(help="keep what only keeps the network from crowding")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
@@ -64,10 +64,7 @@ def _summary(report: dict[str, Any]) -> Any:
         )
         for row in report["rows"]
     ]
-    title = (
-        f"{report['operation']}, {report['nodes']} nodes x {report['local_ranks']} local ranks, "
-        f"machine {report['machine']}"
-    )
+    title = f"{report['operation']}, {human_topology(report)}, machine {report['machine']}"
     header = ("group", "ms", "first rank", "wire floor", "of", "ms / floor", "limited by")
     return table(title, header, rows)
 
@@ -98,6 +95,7 @@ def _details(row: dict[str, Any]) -> list[Any]:
     return [
         table("What set the pace on the critical path", ("", "ms", "of the time"), limits),
         table("The busiest of each kind", ("", "rank", "bytes", "busy ms", "used"), used),
+        "busy: while anything used it; used: of what it could have moved until the end",
         table(
             "The longest wait of each stream, on the rank that waits longest",
             ("stream", "rank", "us", "all waits", "before", "until the end of"),
@@ -144,6 +142,10 @@ def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
         return
     out = console()
     out.print(_summary(report))
+    out.print(
+        "first rank: when the first rank is done, ms; wire floor: the busiest link or rail at its "
+        "full rate; ms / floor: how many times as long the call takes"
+    )
     if "compute_ms" in report:
         out.print(
             f"{report['layers']} layers, {report['mode']}: compute alone takes "
@@ -277,9 +279,7 @@ def step(
 @refusals("sim compare")
 def compare(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
-    machine: Annotated[
-        str | None, typer.Option(help="a preset or a JSON file of rates [that of the GPUs]")
-    ] = None,
+    machine: Annotated[str | None, typer.Option(help=machine_help("that of the GPUs"))] = None,
     as_json: AsJson = False,
 ) -> None:
     """Collectives and steps that benches on GPUs have measured, beside what is simulated."""
@@ -314,7 +314,7 @@ def compare(
             row["op"],
             row["preset"],
             f"{row['nodes']} x {row['ranks'] // row['nodes']}",
-            f"{row['compute_gb_per_s']:g}" if "compute_gb_per_s" in row else "-",
+            f"{row['compute_gb_per_s']:g}" if row.get("compute_gb_per_s") else "-",
             _ms(row["measured_ms"]),
             "-" if row["predicted_ms"] is None else _ms(row["predicted_ms"]),
             "-" if row["over_measured"] is None else f"{row['over_measured']:.3f}",
@@ -330,7 +330,9 @@ def compare(
 @sim.command("machine")
 @refusals("sim machine")
 def machine(
-    name: Annotated[str, typer.Argument(help="a preset or a JSON file")] = _DEFAULT_MACHINE,
+    name: Annotated[
+        str, typer.Argument(help=machine_help(_DEFAULT_MACHINE), show_default=False)
+    ] = _DEFAULT_MACHINE,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the model as a file for --machine")
     ] = False,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide.cli.request import RequestError, make_request, refusals
+from tide.cli.request import PRESET_HELP, RequestError, make_request, refusals
 from tide.cli.tables import console, table
 
 _MODES = ("in_place", "slot_reuse")
@@ -246,7 +246,7 @@ def verify(
     file: Annotated[
         Path | None, typer.Argument(help="JSON file of groups, see docs/memory.md")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="a known layer in place of the file")] = None,
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="M")] = None,
     local: Annotated[int | None, typer.Option(min=1, help="L")] = None,
     mode: Annotated[
