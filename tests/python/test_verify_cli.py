@@ -130,3 +130,5 @@ def test_exhaustive_up_to_a_number_of_nodes() -> None:
     code, text = run("--exhaustive", "--max-nodes", "16")
     assert code == 0, text
     assert "M in [2, 16], L = 8" in text
+    code, text = run("--exhaustive", "--max-nodes", "1000000000000")
+    assert code == 2 and "65536" in text

@@ -262,7 +262,8 @@ def verify(
         bool, typer.Option("--exhaustive", help="all node counts and wave widths, without programs")
     ] = False,
     max_nodes: Annotated[
-        int | None, typer.Option(min=2, help=f"--exhaustive: largest M; default: {_MOST_NODES}")
+        int | None,
+        typer.Option(min=2, max=1 << 16, help=f"--exhaustive: largest M; default: {_MOST_NODES}"),
     ] = None,
 ) -> None:
     """Proves the programs of all ranks safe: exit code 0 if they are, 1 if not.
