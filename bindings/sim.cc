@@ -3,6 +3,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "plan.h"
@@ -14,19 +16,20 @@ namespace nb = nanobind;
 namespace {
 
 // A plan that a request leaves open is the one that the fabric would take.
-tide::SimulationReportOptions FabricOptions(int sum_ctas, bool pacing, bool timeline) {
+tide::SimulationReportOptions FabricOptions(int64_t sum_ctas, bool pacing, bool timeline) {
   const tide::CommunicatorOptions fabric = tide::OptionsFromEnvironment(tide::FabricKind::kNccl);
   tide::SimulationReportOptions options;
   options.all_gather = fabric.all_gather;
   options.reduce_scatter = fabric.reduce_scatter;
-  options.simulation.sum_ctas = sum_ctas > 0 ? sum_ctas : fabric.sum_ctas;
+  options.simulation.sum_ctas =
+      sum_ctas > 0 ? static_cast<int>(std::min<int64_t>(sum_ctas, INT32_MAX)) : fabric.sum_ctas;
   options.simulation.pacing = pacing;
   options.simulation.check_interrupt = &CheckSignals;
   options.timeline = timeline;
   return options;
 }
 
-std::string Simulate(const std::string& request, const std::string& operation, int sum_ctas,
+std::string Simulate(const std::string& request, const std::string& operation, int64_t sum_ctas,
                      bool pacing, bool timeline) {
   const auto options = FabricOptions(sum_ctas, pacing, timeline);
   const nb::gil_scoped_release release;

@@ -23,7 +23,7 @@
 namespace tide {
 
 struct SimulationOptions {
-  // CTAs of a sum or a landing; 0: DefaultSumCtas, as on the fabric.
+  // CTAs of a sum or a landing, at most the multiprocessors; 0: DefaultSumCtas, as on the fabric.
   int sum_ctas = 0;
   // False leaves out all that is tagged pacing.
   bool pacing = true;
@@ -97,6 +97,9 @@ struct TrainingStep {
   // kInPlace: the all-gather of layer l - 2 is issued behind the reduce-scatter of layer l.
   bool early_all_gather = true;
 };
+
+// Throws Error(kInvalidArgument) for layers, times and rates that no step has.
+void CheckStep(const TrainingStep& step);
 
 // The calls of one layer, a program a rank. Reduce-scatters of one node use the first bank only.
 struct LayerPrograms {

@@ -10,15 +10,19 @@ What a training script adds:
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 try:
     from tide._core import Error
-except ImportError as error:
-    raise ImportError(
-        "tide._core is not built: install the wheel, or run cmake in the checkout"
-    ) from error
+except ModuleNotFoundError:
+    _NOT_BUILT = "tide._core is not built: run make"
+    # Imported for a command, `tide ...` or `python -m tide...`: nobody wants a traceback.
+    if sys.argv[0] == "-m" or os.path.basename(sys.argv[0]) == "tide":
+        sys.exit(f"tide: {_NOT_BUILT}")
+    raise ImportError(_NOT_BUILT) from None
 
 if TYPE_CHECKING:
     import torch.nn as nn

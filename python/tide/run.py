@@ -115,6 +115,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"tide.run: {problem}")
     if not os.path.exists(parsed.script):
         sys.exit(f"tide.run: expected a script, found no file {parsed.script!r}")
+    main_file = os.path.join(parsed.script, "__main__.py")
+    if os.path.isdir(parsed.script) and not os.path.exists(main_file):
+        sys.exit(f"tide.run: expected a script, found no file {main_file!r}")
     hook_roots(options)
     # Before CUDA starts: with few hardware queues, streams that wait for peers hold up others.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -14,7 +15,6 @@ namespace {
 constexpr int64_t kMaxNodes = 1 << 16;
 constexpr int64_t kMaxLocalRanks = 1 << 8;
 constexpr int64_t kMaxElems = int64_t{1} << 44;  // of one parameter: bytes of all ranks fit 64 bits
-constexpr int64_t kMaxOption = 1 << 16;
 
 int ToInt(const JsonField& field, int64_t low, int64_t high) {
   return static_cast<int>(field.Integer(low, high));
@@ -123,16 +123,16 @@ std::optional<Placement> ToPlacement(const JsonField& field) {
 void ParseOptions(const JsonField& field, SizingRequest& request) {
   field.AllowOnly({"mode", "placement", "wave_width", "round_width", "passes", "chunk_bytes",
                    "memory_limit_bytes", "resident", "output_dtype"});
-  // Rules of a plan are checked, and explained, by ChooseSizes.
-  const auto option = [&field](const char* key) -> std::optional<int> {
+  // Rules of a plan are checked, and explained, by CheckRequest and ChooseSizes.
+  const auto option = [&field](const char* key, int64_t low, int64_t high) -> std::optional<int> {
     if (!field.Has(key)) return std::nullopt;
-    return ToInt(field.At(key), -kMaxOption, kMaxOption);
+    return ToInt(field.At(key), low, high);
   };
   if (field.Has("mode")) request.mode = ToMode(field.At("mode"));
   if (field.Has("placement")) request.placement = ToPlacement(field.At("placement"));
-  request.wave_width = option("wave_width");
-  request.round_width = option("round_width");
-  request.passes = option("passes");
+  request.wave_width = option("wave_width", INT32_MIN, INT32_MAX);
+  request.round_width = option("round_width", -kMaxNodes, kMaxNodes);
+  request.passes = option("passes", INT32_MIN, INT32_MAX);
   if (field.Has("chunk_bytes")) {
     request.chunk_bytes = field.At("chunk_bytes").Integer(0, INT64_MAX);
   }

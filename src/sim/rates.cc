@@ -21,13 +21,20 @@ const MachineModel& Checked(const MachineModel& machine) {
                           machine.name));
 }
 
+int CheckedCtas(const MachineModel& machine, int sum_ctas) {
+  const auto most = static_cast<int>(machine.multiprocessors);
+  if (sum_ctas >= 0 && sum_ctas <= most) return sum_ctas > 0 ? sum_ctas : DefaultSumCtas(most);
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("sum CTAs: expected 0 to {}, the multiprocessors of machine '{}', got {}",
+                          most, machine.name, sum_ctas));
+}
+
 }  // namespace
 
 Rates::Rates(const MachineModel& machine, int sum_ctas)
     : machine_(Checked(machine)),
       multiprocessors_(static_cast<int>(machine.multiprocessors)),
-      sum_ctas_(sum_ctas > 0 ? std::min(sum_ctas, multiprocessors_)
-                             : DefaultSumCtas(multiprocessors_)) {}
+      sum_ctas_(CheckedCtas(machine, sum_ctas)) {}
 
 std::vector<double> Rates::Capacities(int ranks) const {
   std::vector<double> capacities(static_cast<size_t>(ranks * kResourceKinds));

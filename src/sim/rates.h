@@ -12,7 +12,8 @@ namespace tide::sim {
 
 class Rates {
  public:
-  // Throws Error(kInvalidArgument) if the model lacks a number. sum_ctas 0: as the fabric chooses.
+  // Throws Error(kInvalidArgument) if the model lacks a number or has fewer multiprocessors than
+  // sum_ctas. 0: as the fabric chooses.
   Rates(const MachineModel& machine, int sum_ctas);
 
   // Of `ranks` ranks, by ResourceOf.

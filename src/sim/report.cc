@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/report_request.h"
+#include "plan/sizing.h"
 #include "tide/error.h"
 #include "tide/sim.h"
 
@@ -14,8 +15,9 @@ namespace tide {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using internal::ReportRequest;
 
+// Tasks grow with the square of the ranks: 64 x 8 take about a minute.
+constexpr int kMostRanks = 1024;
 constexpr double kMilli = 1e3;  // seconds to milliseconds
 constexpr double kMicro = 1e6;  // and to microseconds
 
@@ -43,10 +45,36 @@ ReduceScatterOptions ReduceScatterOf(const SizingRequest& request, const SizedGr
   return chosen;
 }
 
+// What `tide plan` refuses is refused here, too, but for switch reduction: without it landings read
+// siblings over NVLink, as on the fabric.
+void CheckPlan(const SizingRequest& request, const ReduceScatterOptions& defaults) {
+  internal::CheckRequest(request);
+  if (request.wave_width) {
+    internal::ChooseWaveWidth(request, request.placement.value_or(defaults.placement));
+  }
+  if (request.mode != Mode::kSlotReuse) return;
+  const std::string obstacle = internal::SlotReuseObstacle(request.groups);
+  if (!obstacle.empty()) throw Error(ErrorCode::kInvalidArgument, obstacle);
+}
+
+SizingRequest ParseSimulated(const std::string& request_json,
+                             const SimulationReportOptions& options) {
+  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+  CheckPlan(request, options.reduce_scatter);
+  const Topology& topology = request.topology;
+  if (topology.Ranks() <= kMostRanks) return request;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("nodes * local_ranks: expected at most {} ranks to simulate, got {} * {} "
+                          "= {}; `tide plan` has no such limit",
+                          kMostRanks, topology.nodes, topology.local_ranks, topology.Ranks()));
+}
+
 template <typename Plan>
-std::vector<Program> OfAllRanks(const Topology& topology, const Plan& plan) {
+std::vector<Program> OfAllRanks(const Topology& topology, const SimulationReportOptions& options,
+                                const Plan& plan) {
   std::vector<Program> programs(static_cast<size_t>(topology.Ranks()));
   for (int rank = 0; rank < topology.Ranks(); ++rank) {
+    options.simulation.check_interrupt();
     programs[static_cast<size_t>(rank)] = plan(rank);
   }
   return programs;
@@ -55,7 +83,7 @@ std::vector<Program> OfAllRanks(const Topology& topology, const Plan& plan) {
 std::vector<Program> AllGathers(const SizingRequest& request, const SizedGroup& group,
                                 const SimulationReportOptions& options) {
   const AllGatherOptions chosen = AllGatherOf(group, options);
-  return OfAllRanks(request.topology, [&](int rank) {
+  return OfAllRanks(request.topology, options, [&](int rank) {
     return PlanAllGather(group.layout, group.shard_dtypes, request.topology, rank, chosen);
   });
 }
@@ -65,7 +93,7 @@ std::vector<Program> ReduceScatters(const SizingRequest& request, const SizedGro
   const ReduceScatterOptions chosen = ReduceScatterOf(request, group, options);
   ReduceScatterSpec spec = group.spec;
   spec.bank = bank;
-  return OfAllRanks(request.topology, [&](int rank) {
+  return OfAllRanks(request.topology, options, [&](int rank) {
     return PlanReduceScatter(group.layout, spec, request.topology, rank, chosen);
   });
 }
@@ -185,8 +213,7 @@ std::string SimulationReport(const std::string& request_json, const std::string&
         ErrorCode::kInvalidArgument,
         fmt::format("operation: expected all-gather or reduce-scatter, got '{}'", operation));
   }
-  const ReportRequest request = internal::ParseReportRequest(request_json);
-  const SizingRequest& sizing = request.sizing;
+  const SizingRequest sizing = ParseSimulated(request_json, options);
   Json report = HeadOf(operation, sizing);
   for (const SizedGroup& group : sizing.groups) {
     const auto programs = operation == "all-gather" ? AllGathers(sizing, group, options)
@@ -199,7 +226,8 @@ std::string SimulationReport(const std::string& request_json, const std::string&
 
 std::string StepReport(const std::string& request_json, const TrainingStep& step,
                        const SimulationReportOptions& options) {
-  SizingRequest request = internal::ParseReportRequest(request_json).sizing;
+  CheckStep(step);
+  SizingRequest request = ParseSimulated(request_json, options);
   if (request.groups.size() != 1) {
     throw Error(
         ErrorCode::kInvalidArgument,

@@ -44,7 +44,7 @@ SimulationResult Simulate(const std::vector<Program>& programs, const MachineMod
                           const SimulationOptions& options) {
   CheckArguments(programs, options);
   const sim::Rates rates(machine, options.sum_ctas);
-  sim::Translator translator(programs[0].topology, rates);
+  sim::Translator translator(programs[0].topology, rates, options.check_interrupt);
   std::vector<int> ready(programs.size(), sim::kNoTask);
   for (size_t rank = 0; rank < options.ready_s.size(); ++rank) {
     const int caller = translator.AddStream(static_cast<int>(rank), "caller");

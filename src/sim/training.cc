@@ -9,6 +9,8 @@
 //   reduce(l)     compute follows reduce(l + 1) first: then FSDP2 frees what that one read
 // A gather follows the compute that last read its slot; in the forward also the start of the layer
 // before the last, in the backward that of the layer it was issued in.
+#include <fmt/format.h>
+
 #include <deque>
 #include <string>
 #include <vector>
@@ -25,7 +27,16 @@ namespace {
 using sim::kNoTask;
 using Tasks = std::vector<int>;  // one a rank
 
-constexpr int kSlots = 2;  // landings, as default prefetch needs
+constexpr double kMilli = 1e3;       // seconds to milliseconds
+constexpr double kMostMs = 1e6;      // of one kernel: more is a unit mistake,
+constexpr double kMostGbPerS = 1e9;  // as of a rate
+constexpr int kSlots = 2;            // landings, as default prefetch needs
+
+void CheckNumber(const char* what, const char* unit, double value, double most) {
+  if (value >= 0 && value <= most) return;  // false of NaN
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: expected 0 to {:g} {}, got {:g}", what, most, unit, value));
+}
 
 class Step {
  public:
@@ -144,15 +155,26 @@ class Step {
 
 }  // namespace
 
+void CheckStep(const TrainingStep& step) {
+  if (step.layers < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layers: expected at least 1, got {}", step.layers));
+  }
+  CheckNumber("forward", "ms", step.forward_s * kMilli, kMostMs);
+  CheckNumber("backward", "ms", step.backward_s * kMilli, kMostMs);
+  CheckNumber("optimizer", "ms", step.optimizer_s * kMilli, kMostMs);
+  CheckNumber("compute", "GB/s", step.compute_gb_per_s, kMostGbPerS);
+}
+
 SimulationResult SimulateStep(const LayerPrograms& layer, const TrainingStep& step,
                               const MachineModel& machine, const SimulationOptions& options) {
-  if (step.layers < 1 || layer.all_gather.empty() ||
-      layer.all_gather.size() != layer.reduce_scatter[0].size()) {
+  CheckStep(step);
+  if (layer.all_gather.empty() || layer.all_gather.size() != layer.reduce_scatter[0].size()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "training step: expected at least one layer, and programs of both collectives");
+                "training step: expected programs of both collectives");
   }
   const sim::Rates rates(machine, options.sum_ctas);
-  sim::Translator translator(layer.all_gather[0].topology, rates);
+  sim::Translator translator(layer.all_gather[0].topology, rates, options.check_interrupt);
   const auto ends = Step(layer, step, rates, &translator).Enqueue();
   const auto capacities = rates.Capacities(static_cast<int>(ends.size()));
   const auto outcome = sim::RunTasks(translator, capacities, options.check_interrupt);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tide/error.h"
 
@@ -11,6 +12,8 @@ namespace {
 
 using nccl::Command;
 using nccl::CommandKind;
+
+constexpr int kCommandsBetweenChecks = 1 << 12;
 
 std::string OthersToo(int count) {
   return count > 1 ? fmt::format(" and {} more", count - 1) : std::string();
@@ -26,8 +29,9 @@ Rates::Access& AccessTo(int rank, std::vector<Rates::Access>* accesses) {
 
 }  // namespace
 
-Translator::Translator(const Topology& topology, const Rates& rates)
-    : topology_(topology), rates_(rates) {}
+Translator::Translator(const Topology& topology, const Rates& rates,
+                       std::function<void()> check_interrupt)
+    : topology_(topology), rates_(rates), check_interrupt_(std::move(check_interrupt)) {}
 
 Translator::CounterKey Translator::KeyOf(int holder, Lane lane, const Counter& counter) {
   return {holder, static_cast<int>(lane), static_cast<int>(counter.kind), counter.producer,
@@ -85,6 +89,7 @@ std::vector<int> Translator::AddCall(const std::vector<Program>& programs,
   std::vector<int> ends;
   ends.reserve(programs.size());
   for (const Program& program : programs) {
+    check_interrupt_();
     const nccl::Lowered lowered = nccl::Lower(program);
     Context context{&program, &lowered, {}, std::vector<int>(static_cast<size_t>(lowered.events))};
     std::fill(context.events.begin(), context.events.end(), kNoTask);
@@ -106,6 +111,7 @@ std::vector<int> Translator::AddCall(const std::vector<Program>& programs,
 }
 
 void Translator::AddCommand(Context* context, const Command& command) {
+  if (++commands_ % kCommandsBetweenChecks == 0) check_interrupt_();
   const int stream = context->streams[static_cast<size_t>(command.stream)];
   const auto first = static_cast<size_t>(command.first);
   switch (command.kind) {

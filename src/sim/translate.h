@@ -6,6 +6,7 @@
 #define TIDE_SIM_TRANSLATE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
@@ -37,7 +38,9 @@ inline constexpr int kNoTask = -1;
 
 class Translator {
  public:
-  Translator(const Topology& topology, const Rates& rates);
+  // `check_interrupt` is called now and then while calls are added; may throw to give up.
+  Translator(
+      const Topology& topology, const Rates& rates, std::function<void()> check_interrupt = [] {});
 
   // Programs of one call, one a rank. `ready`: what each rank's caller has to end first. Returns
   // the tasks that end the call. One a rank; kNoTask: at the start.
@@ -104,6 +107,8 @@ class Translator {
 
   const Topology topology_;
   const Rates& rates_;
+  const std::function<void()> check_interrupt_;
+  int64_t commands_ = 0;  // added so far
   std::vector<Work> tasks_;
   std::vector<TaskInfo> infos_;
   std::vector<StreamInfo> streams_;

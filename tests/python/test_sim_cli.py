@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from tide import _core
 from tide.bench import predict
+from tide.bench.collectives import PRESETS
 from tide.cli import app
 from typer.testing import CliRunner
 
@@ -29,6 +31,10 @@ def refusal(*arguments: str) -> str:
     return result.stderr
 
 
+def compared(file: Path) -> list[dict]:
+    return predict.compare(json.loads(file.read_text()))
+
+
 def write(path: Path, content: object) -> str:
     path.write_text(json.dumps(content))
     return str(path)
@@ -36,7 +42,7 @@ def write(path: Path, content: object) -> str:
 
 @pytest.mark.parametrize("name", ["all-gather", "reduce-scatter"])
 def test_simulated_is_within_3_percent_of_two_h200s(name: str) -> None:
-    (row,) = predict.compare(RESULTS / f"h200x2-{name}.json")
+    (row,) = compared(RESULTS / f"h200x2-{name}.json")
     assert (row["ranks"], row["nodes"], row["limited_by"]) == (2, 1, "NVLink out")
     assert row["over_measured"] == pytest.approx(1, abs=0.03)
 
@@ -136,15 +142,15 @@ def test_compare_takes_any_file(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TIDE_SUM_CTAS", "1")
     rows = [row(), row(op="interference"), row(nodes=2), row(gpus=2), row(op="reduce-scatter")]
     content = {"environment": environment(), "rows": rows}
-    compared = predict.compare(Path(write(tmp_path / "four.json", content)))
-    assert [made["nodes"] for made in compared] == [1, 2, 1, 1]
-    assert [made["predicted_ms"] is None for made in compared] == [False, False, True, False]
-    assert compared[2]["limited_by"] == "not simulated: 4 ranks share 2 GPUs"
+    found = compared(Path(write(tmp_path / "four.json", content)))
+    assert [made["nodes"] for made in found] == [1, 2, 1, 1]
+    assert [made["predicted_ms"] is None for made in found] == [False, False, True, False]
+    assert found[2]["limited_by"] == "not simulated: 4 ranks share 2 GPUs"
     assert os.environ["TIDE_SUM_CTAS"] == "1"
     content["environment"] = environment(TIDE_SUM_CTAS="1")
-    slower = predict.compare(Path(write(tmp_path / "one.json", content)))
-    assert slower[3]["predicted_ms"] > compared[3]["predicted_ms"]
-    assert slower[0]["predicted_ms"] == compared[0]["predicted_ms"]
+    slower = compared(Path(write(tmp_path / "one.json", content)))
+    assert slower[3]["predicted_ms"] > found[3]["predicted_ms"]
+    assert slower[0]["predicted_ms"] == found[0]["predicted_ms"]
 
 
 def test_refuses(tmp_path) -> None:
@@ -157,12 +163,12 @@ def test_refuses(tmp_path) -> None:
     other = write(tmp_path / "x.json", {"environment": environment("NVIDIA B200"), "rows": [row()]})
     assert "no model of NVIDIA B200; give --machine" in refusal("compare", other)
     nothing = write(tmp_path / "y.json", [])
-    assert "expected a file with a collective" in refusal("compare", nothing)
+    assert f"training step on GPUs, found none in {nothing}" in refusal("compare", nothing)
 
 
 def test_a_step_beside_what_was_measured() -> None:
     files = RESULTS.glob("h200x2-train-*.json")
-    rows = [made for file in files for made in predict.compare(file)]
+    rows = [made for file in files for made in compared(file)]
     assert len(rows) == 2 * 32
     for made in rows:
         # Nothing slows compute down, or it is all memory traffic: the truth lies between, but where
@@ -194,3 +200,145 @@ def test_step_shows_compute_and_collectives(tmp_path) -> None:
     assert spans.count("backward 2") == 2  # ranks
     shown = runner.invoke(app, ["sim", "step", *PAIR, *compute, "--mode", "slot_reuse"]).stdout
     assert "slot_reuse: compute alone takes 46.000 ms" in shown
+
+
+def test_sizes_and_times_have_bounds() -> None:
+    assert "expected 0 to 1e+06 ms, got inf" in refusal("step", *PAIR, "--forward-ms", "inf")
+    assert "got 1e+300" in refusal("step", *PAIR, "--backward-ms", "1e300")
+    assert "optimizer: expected" in refusal("step", *PAIR, "--optimizer-ms", "nan")
+    assert "GB/s, got -1" in refusal("step", *PAIR, "--compute-gb-per-s", "-1")
+    assert "10000" in refusal("step", *PAIR, "--layers", "10001")
+    few = ("--preset", "tiny", "--nodes", "2", "--local", "2")
+    assert "chunk: expected at least 64 bytes" in refusal("reduce-scatter", *few, "--chunk", "1")
+    many = ("--preset", "tiny", "--nodes", "8192", "--local", "8")
+    assert "at most 1024 ranks to simulate" in refusal("all-gather", *many)
+
+
+def test_errors_name_the_command() -> None:
+    for name in ("all-gather", "reduce-scatter", "step"):
+        assert refusal(name).startswith(f"tide sim {name}: expected either a file")
+    assert refusal("machine", "nope").startswith("tide sim machine: ")
+    chunk = refusal("reduce-scatter", *PAIR, "--chunk", "x")
+    assert chunk.startswith("tide sim reduce-scatter: --chunk: expected bytes")
+
+
+def test_compare_names_the_file(tmp_path) -> None:
+    good = str(RESULTS / "h200x2-all-gather.json")
+    file = tmp_path / "odd.json"
+    for content, problem in (
+        (b"{", "line 1 column 2"),
+        (b"\xff\xfe", "UTF-8"),
+        (b'{"rows": [NaN]}', "finite numbers, got NaN"),
+        (b'{"rows": 3, "environment": {}}', "a list 'rows'"),
+    ):
+        file.write_bytes(content)
+        shown = refusal("compare", good, str(file))
+        assert shown.startswith(f"tide sim compare: {file}: ") and problem in shown, content
+
+
+def test_compare_names_the_damaged_field(tmp_path) -> None:
+    path = tmp_path / "odd.json"
+    without = row()
+    del without["preset"]
+    step = {"op": "train", "model": "moe", "tokens": 1, "ranks": 2, "nothing_ms": 1.0}
+    for damaged, problem in (
+        (without, "rows[1].preset: expected a string, got null"),
+        (row(preset="huge"), "rows[1].preset: expected one of tiny"),
+        (row(ranks="two"), 'rows[1].ranks: expected a positive integer, got "two"'),
+        (row(nodes=3), "rows[1].nodes: expected a divisor of 4 ranks, got 3"),
+        (row(tide_ms=0), "rows[1].tide_ms: expected positive milliseconds, got 0"),
+        (3, "rows[1]: expected an object with the field 'op'"),
+        (step, "rows[1].profiles: expected the kernels"),
+    ):
+        write(path, {"environment": environment(), "rows": [row(), damaged]})
+        assert f"tide sim compare: {path}: {problem}" in refusal("compare", str(path))
+    write(path, {"environment": {}, "rows": [row()]})
+    assert f"{path}: environment.gpus: expected a list" in refusal("compare", str(path))
+
+
+def test_compare_says_what_held_nothing(tmp_path) -> None:
+    empty = write(tmp_path / "empty.json", {"rows": []})
+    result = runner.invoke(app, ["sim", "compare", str(RESULTS / "h200x2-all-gather.json"), empty])
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"tide sim compare: nothing to compare in {empty}\n"
+
+
+def test_numbers_of_a_machine_file_are_finite(tmp_path) -> None:
+    file = tmp_path / "machine.json"
+    for number in ("NaN", "-Infinity", "1e999"):
+        file.write_text(f'{{"base": "h200", "hbm_gb_per_s": {number}}}')
+        problem = f"tide sim all-gather: {file}: expected finite numbers, got {number}"
+        assert problem in refusal("all-gather", *PAIR, "--machine", str(file))
+
+
+def test_refuses_what_plan_refuses(tmp_path) -> None:
+    nodes = ("--preset", "tiny", "--nodes", "9", "--local", "8")
+    for odd in (
+        ("--wave-width", "0"),
+        ("--wave-width", "10"),
+        ("--wave-width", "3", "--placement", "latin_square"),
+        ("-k", "0"),
+        ("-k", "100000"),
+        ("--passes", "65"),
+        ("--passes", "100000"),
+        ("--chunk", "1"),
+    ):
+        # On a machine that reduces through the switch both have the placement to themselves.
+        machine = ("--machine", "paper-8-nodes")
+        placed = odd if "--placement" in odd else (*odd, "--placement", "direct")
+        refused = refusal("reduce-scatter", *nodes, *machine, *placed)
+        planned = runner.invoke(app, ["plan", *nodes, *machine, *placed]).stderr
+        assert refused.removeprefix("tide sim reduce-scatter") == planned.removeprefix("tide plan")
+    assert "at most 64, got 100000" in refusal("reduce-scatter", *nodes, "--passes", "100000")
+    param = {"name": "w", "rows": 64, "row_elems": 8, "dtype": "bf16", "grad_dtype": "fp32"}
+    wide = write(tmp_path / "wide.json", {"groups": [{"name": "g", "params": [param]}]})
+    reuse = ("--nodes", "2", "--local", "2", "--mode", "slot_reuse")
+    assert "mode slot_reuse: needs gradients" in refusal("reduce-scatter", wide, *reuse)
+
+
+def test_refuses_what_it_would_ignore() -> None:
+    for option in ("--mode", "--placement"):
+        refused = refusal("reduce-scatter", *PAIR, option, "auto")
+        assert "got auto; `tide plan` chooses" in refused
+    early = refusal("step", *PAIR, "--mode", "slot_reuse", "--early")
+    assert "--early, --no-early: expected mode in_place, got slot_reuse" in early
+    for ctas in ("133", "99999999999"):
+        refused = refusal("reduce-scatter", *PAIR, "--sum-ctas", ctas)
+        assert "sum CTAs: expected 0 to 132, the multiprocessors of machine 'h200'" in refused
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("sim compare", "that of the GPUs"),
+        ("sim all-gather", "h200"),
+        ("sim machine", "h200"),
+        ("plan", "paper-8-nodes"),
+    ],
+)
+def test_help_lists_machines(command: str, default: str) -> None:
+    shown = runner.invoke(app, [*command.split(), "--help"]).stdout
+    text = " ".join(shown.replace("│", " ").split())
+    assert f"one of {', '.join(_core.machine_presets())}; default: {default} " in text
+
+
+@pytest.mark.parametrize("command", ["sim step", "plan", "verify"])
+def test_help_lists_presets(command: str) -> None:
+    shown = runner.invoke(app, [*command.split(), "--help"]).stdout
+    assert all(name in shown for name in PRESETS)
+
+
+def test_tables_explain_their_columns() -> None:
+    shown = runner.invoke(app, ["sim", "all-gather", *PAIR]).stdout
+    assert "all-gather, 1 node x 2 ranks, machine h200" in shown
+    for part in ("first rank: when", "ms / floor: how many", "busy: while", "used: of what"):
+        assert part in shown
+    planned = runner.invoke(app, ["plan", *PAIR]).stdout
+    assert planned.startswith("1 node x 2 ranks = 2 ranks, machine paper-8-nodes")
+
+
+def test_compute_without_traffic_is_a_dash() -> None:
+    file = str(next(RESULTS.glob("h200x2-train-*.json")))
+    shown = runner.invoke(app, ["sim", "compare", file]).stdout
+    column = [line.split("│")[5].strip() for line in shown.splitlines() if "step, " in line]
+    assert set(column) == {"-", "4100"}

@@ -108,3 +108,27 @@ def test_mutation_gives_up_when_asked() -> None:
     with pytest.raises(Enough):
         _core.mutate_plans(_request(3, 2), [0], give_up)
     assert asked == 3
+
+
+def test_errors_name_the_command() -> None:
+    code, text = run("--preset", "huge", "--nodes", "2", "--local", "2")
+    assert code == 2
+    assert text.startswith("tide verify: --preset: expected one of tiny")
+
+
+def test_refuses_what_it_would_ignore() -> None:
+    code, text = run("--max-nodes", "16")
+    assert (code, text) == (
+        2,
+        "tide verify: --max-nodes: expected --exhaustive with it; else give --nodes\n",
+    )
+    code, text = run("--mutate", "--exhaustive")
+    assert (code, text) == (2, "tide verify: expected --exhaustive or --mutate, got both\n")
+
+
+def test_exhaustive_up_to_a_number_of_nodes() -> None:
+    code, text = run("--exhaustive", "--max-nodes", "16")
+    assert code == 0, text
+    assert "M in [2, 16], L = 8" in text
+    code, text = run("--exhaustive", "--max-nodes", "1000000000000")
+    assert code == 2 and "65536" in text

@@ -247,5 +247,18 @@ TEST(Collectives, MoreCtasMakeTheSumFaster) {
   }
 }
 
+TEST(Collectives, InterruptsAreLookedForAtEveryRank) {
+  const char* request = R"({
+    "groups": [{"name": "g", "params": [{"name": "w", "rows": 64, "row_elems": 64, "dtype": "bf16"}]}],
+    "nodes": 4, "local_ranks": 2, "machine": "h200"})";
+  for (const char* operation : {"all-gather", "reduce-scatter"}) {
+    int asked = 0;
+    SimulationReportOptions options;
+    options.simulation.check_interrupt = [&asked] { ++asked; };
+    SimulationReport(request, operation, options);
+    EXPECT_GT(asked, 2 * 8) << operation;  // planned, then translated
+  }
+}
+
 }  // namespace
 }  // namespace tide

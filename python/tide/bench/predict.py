@@ -1,6 +1,7 @@
 """Rows that benches on GPUs have measured, beside what the simulator says of the same calls.
 
-for row in compare(Path("bench/results/h200x2-all-gather.json")):
+content = json.loads(Path("bench/results/h200x2-all-gather.json").read_text())
+for row in compare(content):
     print(row["measured_ms"], row["predicted_ms"])
 """
 
@@ -10,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tide.bench.collectives import OPERATIONS, PRESETS
@@ -65,7 +65,10 @@ def model_of(environment: Mapping[str, Any]) -> str:
     Raises:
         ValueError: there is none.
     """
-    names = {gpu["name"] for gpu in environment["gpus"]}
+    try:
+        names = {str(gpu["name"]) for gpu in environment["gpus"]}
+    except (KeyError, TypeError):
+        raise ValueError("environment.gpus: expected a list of objects with a name") from None
     for part, model in _MODELS.items():
         if names and all(part in name for name in names):
             return model
@@ -149,12 +152,90 @@ def _steps(row: Mapping[str, Any], machine: Any) -> list[dict[str, Any]]:
     ]
 
 
-def compare(file: Path, machine: Any = None) -> list[dict[str, Any]]:
+# What a row of each kind must hold.
+_COLLECTIVE_FIELDS = {"preset": str, "ranks": int, "nodes": int, "gpus": int, "tide_ms": float}
+_STEP_FIELDS = {"model": str, "tokens": int, "ranks": int}
+_STEP_TIMES = ("nothing_ms", *(f"{mode}_ms" for mode in _MODES))
+_WANTED = {str: "a string", int: "a positive integer", float: "positive milliseconds"}
+_MOST = 1e9  # of any number in a row
+
+
+def _check_field(row: Mapping[str, Any], name: str, kind: type) -> None:
+    value = row.get(name)
+    if kind is str:
+        good = isinstance(value, str)
+    else:
+        # JSON has whole milliseconds, too; a bool is an int in Python.
+        kinds = (int, float) if kind is float else int
+        good = isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < _MOST
+    if not good:
+        raise ValueError(f"{name}: expected {_WANTED[kind]}, got {json.dumps(value)}")
+
+
+def _check_name(row: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> None:
+    if row[name] not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {row[name]!r}")
+
+
+def _check_collective(row: Mapping[str, Any]) -> None:
+    for name, kind in _COLLECTIVE_FIELDS.items():
+        _check_field(row, name, kind)
+    _check_name(row, "preset", PRESETS)
+    if row["ranks"] % row["nodes"] != 0:
+        raise ValueError(f"nodes: expected a divisor of {row['ranks']} ranks, got {row['nodes']}")
+
+
+def _check_steps(row: Mapping[str, Any]) -> None:
+    for name, kind in _STEP_FIELDS.items():
+        _check_field(row, name, kind)
+    _check_name(row, "model", STEP_MODELS)
+    for name in _STEP_TIMES:
+        if name in row:
+            _check_field(row, name, float)
+    try:
+        if "nothing_ms" in row:
+            _optimizer_ms(row)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        wanted = "the kernels of the system 'nothing', as the bench writes them"
+        raise ValueError(f"profiles: expected {wanted}") from None
+
+
+# By what a bench calls itself: the check of a row, and what is made of it.
+_KINDS = dict.fromkeys(OPERATIONS, (_check_collective, _collective))
+_KINDS |= {"train": (_check_steps, _steps)}
+
+
+def _rows_of(content: Any) -> list[Mapping[str, Any]]:
+    """The checked rows that can be compared; none of what no bench on GPUs has written."""
+    if not isinstance(content, dict) or not {"environment", "rows"} <= content.keys():
+        return []
+    rows, place = content["rows"], content["environment"]
+    if not isinstance(rows, list) or not isinstance(place, dict):
+        raise ValueError("expected a list 'rows' and an object 'environment'")
+    variables = place.get("variables", {})
+    if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
+        raise ValueError("environment.variables: expected an object of strings")
+    checked = []
+    for index, row in enumerate(rows):
+        kind = row.get("op") if isinstance(row, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError(f"rows[{index}]: expected an object with the field 'op'")
+        if kind not in _KINDS:
+            continue
+        try:
+            _KINDS[kind][0](row)
+        except ValueError as error:
+            raise ValueError(f"rows[{index}].{error}") from None
+        checked.append(row)
+    return checked
+
+
+def compare(content: Any, machine: Any = None) -> list[dict[str, Any]]:
     """Predicts every collective and training step in a file of a bench on GPUs.
 
     Args:
-        file: as `python -m tide.bench.gpu ... --json` writes it. Rows of other benches, and other
-            files, are left out.
+        content: of the file that `python -m tide.bench.gpu ... --json` writes. Rows of other
+            benches, and other files, are left out.
         machine: a preset's name or a model as a dict; by default that of the file's GPUs.
 
     Returns:
@@ -163,15 +244,13 @@ def compare(file: Path, machine: Any = None) -> list[dict[str, Any]]:
         slows compute down, or it is all memory traffic.
 
     Raises:
-        ValueError: not JSON, or no model of the GPUs.
+        ValueError: a row lacks what the bench writes, or there is no model of the GPUs.
         tide.Error: the machine is no model.
     """
-    content = json.loads(file.read_text())
-    if not isinstance(content, dict) or not {"environment", "rows"} <= content.keys():
+    rows = _rows_of(content)
+    if not rows:
         return []
-    kinds = {**dict.fromkeys(OPERATIONS, _collective), "train": _steps}
-    rows = [row for row in content["rows"] if row["op"] in kinds]
-    if rows and machine is None:
+    if machine is None:
         machine = model_of(content["environment"])
     with _variables(content["environment"].get("variables", {})):
-        return [made for row in rows for made in kinds[row["op"]](row, machine)]
+        return [made for row in rows for made in _KINDS[row["op"]][1](row, machine)]

@@ -28,9 +28,7 @@ class BenchFabric(str, Enum):
     NCCL = "nccl"
 
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Collectives for FSDP2 that know its layout."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure TIDE beside stock FSDP2, in one run.")
 app.add_typer(bench, name="bench")
 app.add_typer(nccl, name="nccl")
@@ -48,6 +46,26 @@ PresetOfFabric = Annotated[
     str | None, typer.Option(help="shapes; default: small on the host, llama70b-layer on nccl")
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="also write the rows to this file")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from tide import __version__
+
+        typer.echo(f"tide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Collectives for FSDP2 that know its layout."""
 
 
 @app.command()

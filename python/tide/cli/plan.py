@@ -9,8 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide.cli.request import machine_field, make_request, parse_bytes
-from tide.cli.tables import console, fail, human_bytes, table
+from tide.cli.request import (
+    DEFAULT_MACHINE,
+    PRESET_HELP,
+    machine_field,
+    machine_help,
+    make_request,
+    parse_bytes,
+    refusals,
+)
+from tide.cli.tables import console, human_bytes, human_count, human_topology, table
 
 # Row of the table of calls: label, field of a group, field of its counts.
 _CALL_ROWS = (
@@ -88,7 +96,7 @@ def _connection_table(report: dict[str, Any]) -> Any:
 def _print(report: dict[str, Any]) -> None:
     out: Console = console()
     out.print(
-        f"{report['nodes']} nodes x {report['local_ranks']} local ranks = {report['ranks']} ranks, "
+        f"{human_topology(report)} = {human_count(report['ranks'], 'rank')}, "
         f"machine {report['machine']['name']}",
         markup=False,
     )
@@ -102,19 +110,18 @@ def _print(report: dict[str, Any]) -> None:
     out.print(choices)
 
 
+@refusals("plan")
 def plan(
     file: Annotated[
         Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="one group of a known model instead")] = None,
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     nodes: Annotated[int | None, typer.Option(help="M")] = None,
     local: Annotated[int | None, typer.Option(help="L, ranks a node")] = None,
     ranks: Annotated[int | None, typer.Option(help="N, to be checked against M * L")] = None,
     rank: Annotated[int | None, typer.Option(help="whose programs are counted")] = None,
     mode: Annotated[str | None, typer.Option(help="in_place, slot_reuse or auto")] = None,
-    machine: Annotated[
-        str | None, typer.Option(help="a preset or a JSON file of rates [paper-8-nodes]")
-    ] = None,
+    machine: Annotated[str | None, typer.Option(help=machine_help(DEFAULT_MACHINE))] = None,
     placement: Annotated[str | None, typer.Option(help="direct, latin_square or auto")] = None,
     wave_width: Annotated[int | None, typer.Option(help="contributors a wave")] = None,
     k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
@@ -129,7 +136,7 @@ def plan(
 
     Nothing runs. What is not asked for is chosen by the machine model and the memory limit.
     """
-    from tide import Error, _core
+    from tide import _core
 
     options = {
         "mode": mode,
@@ -150,10 +157,7 @@ def plan(
         "machine": None if machine is None else machine_field(machine),
         "options": options,
     }
-    try:
-        text = _core.plan_report(json.dumps(make_request(file, preset, fields)))
-    except Error as error:
-        fail("plan", error)
+    text = _core.plan_report(json.dumps(make_request(file, preset, fields)))
     if as_json:
         typer.echo(text)
     else:

@@ -10,22 +10,31 @@ from typing import Annotated, Any
 import typer
 
 from tide.bench import chrome
-from tide.cli.request import machine_field, make_request, parse_bytes
-from tide.cli.tables import console, fail, human_bytes, table
+from tide.cli.request import (
+    PRESET_HELP,
+    RequestError,
+    machine_field,
+    machine_help,
+    make_request,
+    parse_bytes,
+    read_json,
+    refusals,
+)
+from tide.cli.tables import console, human_bytes, human_topology, table
 
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
 
 _DEFAULT_MACHINE = "h200"
+_MODES = "in_place or slot_reuse"
+_PLACEMENTS = "direct or latin_square"
 
 File = Annotated[
     Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
 ]
-Preset = Annotated[str | None, typer.Option(help="one group of a known model instead")]
+Preset = Annotated[str | None, typer.Option(help=PRESET_HELP)]
 NodesOption = Annotated[int | None, typer.Option(help="M")]
 Local = Annotated[int | None, typer.Option(help="L, ranks a node")]
-Machine = Annotated[
-    str | None, typer.Option(help=f"a preset or a JSON file of rates [{_DEFAULT_MACHINE}]")
-]
+Machine = Annotated[str | None, typer.Option(help=machine_help(_DEFAULT_MACHINE))]
 SumCtas = Annotated[int, typer.Option(min=0, help="CTAs of a sum; 0: as the fabric chooses")]
 Pacing = Annotated[bool, typer.Option(help="keep what only keeps the network from crowding")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
@@ -55,10 +64,7 @@ def _summary(report: dict[str, Any]) -> Any:
         )
         for row in report["rows"]
     ]
-    title = (
-        f"{report['operation']}, {report['nodes']} nodes x {report['local_ranks']} local ranks, "
-        f"machine {report['machine']}"
-    )
+    title = f"{report['operation']}, {human_topology(report)}, machine {report['machine']}"
     header = ("group", "ms", "first rank", "wire floor", "of", "ms / floor", "limited by")
     return table(title, header, rows)
 
@@ -89,6 +95,7 @@ def _details(row: dict[str, Any]) -> list[Any]:
     return [
         table("What set the pace on the critical path", ("", "ms", "of the time"), limits),
         table("The busiest of each kind", ("", "rank", "bytes", "busy ms", "used"), used),
+        "busy: while anything used it; used: of what it could have moved until the end",
         table(
             "The longest wait of each stream, on the rank that waits longest",
             ("stream", "rank", "us", "all waits", "before", "until the end of"),
@@ -116,21 +123,16 @@ def trace_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def _write_trace(file: Path, report: dict[str, Any]) -> None:
     if len(report["rows"]) != 1:
-        fail("sim", f"--trace: expected one group, got {len(report['rows'])}")
+        raise RequestError(f"--trace: expected one group, got {len(report['rows'])}")
     try:
         file.write_text(json.dumps(trace_of(report["rows"][0])) + "\n")
     except OSError as error:
-        fail("sim", f"--trace {file}: {error.strerror}")
+        raise RequestError(f"--trace {file}: {error.strerror}") from None
 
 
 def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
     """Prints what the core answers, and writes the trace."""
-    from tide import Error
-
-    try:
-        report = json.loads(ask())
-    except Error as error:
-        fail("sim", error)
+    report = json.loads(ask())
     if trace is not None:
         _write_trace(trace, report)
         for row in report["rows"]:
@@ -140,6 +142,10 @@ def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
         return
     out = console()
     out.print(_summary(report))
+    out.print(
+        "first rank: when the first rank is done, ms; wire floor: the busiest link or rail at its "
+        "full rate; ms / floor: how many times as long the call takes"
+    )
     if "compute_ms" in report:
         out.print(
             f"{report['layers']} layers, {report['mode']}: compute alone takes "
@@ -171,7 +177,17 @@ def _fields(
     return {"nodes": nodes, "local_ranks": local, "machine": field, "options": options}
 
 
+def _request(file: Path | None, preset: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    # Nothing is chosen here: what is left open is the fabric's default.
+    for name, values in (("mode", _MODES), ("placement", _PLACEMENTS)):
+        if request["options"].get(name) == "auto":
+            raise RequestError(f"{name}: expected {values}, got auto; `tide plan` chooses")
+    return request
+
+
 @sim.command("all-gather")
+@refusals("sim all-gather")
 def all_gather(
     file: File = None,
     preset: Preset = None,
@@ -185,19 +201,20 @@ def all_gather(
 ) -> None:
     """All-gather into parameters, as the nccl fabric would run it."""
     fields = _fields(nodes, local, machine, {})
-    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    request = _request(file, preset, fields)
     _run("all-gather", request, sum_ctas, pacing, as_json, trace)
 
 
 @sim.command("reduce-scatter")
+@refusals("sim reduce-scatter")
 def reduce_scatter(
     file: File = None,
     preset: Preset = None,
     nodes: NodesOption = None,
     local: Local = None,
     machine: Machine = None,
-    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
-    placement: Annotated[str | None, typer.Option(help="direct or latin_square")] = None,
+    mode: Annotated[str | None, typer.Option(help=_MODES)] = None,
+    placement: Annotated[str | None, typer.Option(help=_PLACEMENTS)] = None,
     wave_width: Annotated[int | None, typer.Option(help="contributors a wave")] = None,
     k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
     passes: Annotated[int | None, typer.Option(help="n_part")] = None,
@@ -217,28 +234,32 @@ def reduce_scatter(
         "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
     }
     fields = _fields(nodes, local, machine, options)
-    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
+    request = _request(file, preset, fields)
     _run("reduce-scatter", request, sum_ctas, pacing, as_json, trace)
 
 
 @sim.command("step")
+@refusals("sim step")
 def step(
     file: File = None,
     preset: Preset = None,
     nodes: NodesOption = None,
     local: Local = None,
     machine: Machine = None,
-    layers: Annotated[int, typer.Option(min=1, help="equal layers, each the group")] = 12,
-    forward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 1.0,
-    backward_ms: Annotated[float, typer.Option(min=0, help="compute of a layer")] = 2.0,
-    optimizer_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    layers: Annotated[
+        int, typer.Option(min=1, max=10_000, help="equal layers, each the group")
+    ] = 12,
+    forward_ms: Annotated[float, typer.Option(help="compute of a layer")] = 1.0,
+    backward_ms: Annotated[float, typer.Option(help="compute of a layer")] = 2.0,
+    optimizer_ms: Annotated[float, typer.Option(help="of all layers")] = 0.0,
     compute_gb_per_s: Annotated[
-        float, typer.Option(min=0, help="memory traffic of compute; 0: nothing slows it down")
+        float, typer.Option(help="memory traffic of compute; 0: nothing slows it down")
     ] = 0.0,
-    mode: Annotated[str | None, typer.Option(help="in_place or slot_reuse")] = None,
+    mode: Annotated[str | None, typer.Option(help=_MODES)] = None,
     early: Annotated[
-        bool, typer.Option(help="in_place: gather layer l - 2 behind reduce l")
-    ] = True,
+        bool | None,
+        typer.Option("--early/--no-early", help="in_place: gather layer l - 2 behind reduce l"),
+    ] = None,
     as_json: AsJson = False,
     trace: Trace = None,
 ) -> None:
@@ -246,18 +267,19 @@ def step(
     from tide import _core
 
     fields = _fields(nodes, local, machine, {"mode": mode})
-    request = make_request(file, preset, fields, _DEFAULT_MACHINE)
-    times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s, early)
-    arguments = (json.dumps(request), *times, trace is not None)
+    request = _request(file, preset, fields)
+    if early is not None and request["options"].get("mode") == "slot_reuse":
+        raise RequestError("--early, --no-early: expected mode in_place, got slot_reuse")
+    times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s)
+    arguments = (json.dumps(request), *times, early is not False, trace is not None)
     _show(lambda: _core.simulate_step(*arguments), as_json, trace)
 
 
 @sim.command("compare")
+@refusals("sim compare")
 def compare(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
-    machine: Annotated[
-        str | None, typer.Option(help="a preset or a JSON file of rates [that of the GPUs]")
-    ] = None,
+    machine: Annotated[str | None, typer.Option(help=machine_help("that of the GPUs"))] = None,
     as_json: AsJson = False,
 ) -> None:
     """Collectives and steps that benches on GPUs have measured, beside what is simulated."""
@@ -266,13 +288,23 @@ def compare(
 
     model = None if machine is None else machine_field(machine)
     rows = []
+    nothing = []
     for file in files:
+        content = read_json(file)
         try:
-            rows += [{"file": file.name} | row for row in predict.compare(file, model)]
+            made = predict.compare(content, model)
         except (Error, ValueError) as error:
-            fail("sim", error)
-    if not rows:
-        fail("sim", "expected a file with a collective or a training step on GPUs")
+            raise RequestError(f"{file}: {error}") from None
+        rows += [{"file": file.name} | row for row in made]
+        if not made:
+            nothing.append(str(file))
+    if nothing:
+        where = ", ".join(nothing)
+        if not rows:
+            raise RequestError(
+                f"expected a collective or a training step on GPUs, found none in {where}"
+            )
+        typer.echo(f"tide sim compare: nothing to compare in {where}", err=True)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -282,7 +314,7 @@ def compare(
             row["op"],
             row["preset"],
             f"{row['nodes']} x {row['ranks'] // row['nodes']}",
-            f"{row['compute_gb_per_s']:g}" if "compute_gb_per_s" in row else "-",
+            f"{row['compute_gb_per_s']:g}" if row.get("compute_gb_per_s") else "-",
             _ms(row["measured_ms"]),
             "-" if row["predicted_ms"] is None else _ms(row["predicted_ms"]),
             "-" if row["over_measured"] is None else f"{row['over_measured']:.3f}",
@@ -296,21 +328,21 @@ def compare(
 
 
 @sim.command("machine")
+@refusals("sim machine")
 def machine(
-    name: Annotated[str, typer.Argument(help="a preset or a JSON file")] = _DEFAULT_MACHINE,
+    name: Annotated[
+        str, typer.Argument(help=machine_help(_DEFAULT_MACHINE), show_default=False)
+    ] = _DEFAULT_MACHINE,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the model as a file for --machine")
     ] = False,
 ) -> None:
     """Prints every number of a machine model with its unit and where it comes from."""
-    from tide import Error, _core
+    from tide import _core
 
     field = machine_field(name)
-    try:
-        text = _core.machine_json(field) if isinstance(field, str) else json.dumps(field)
-        numbers = _core.machine_numbers(text)
-    except Error as error:
-        fail("sim", error)
+    text = _core.machine_json(field) if isinstance(field, str) else json.dumps(field)
+    numbers = _core.machine_numbers(text)
     if as_json:
         typer.echo(text)
         return

@@ -29,6 +29,17 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> T
     return made
 
 
+def human_count(count: int, one: str) -> str:
+    """`1 node`, `8 nodes`."""
+    return f"{count} {one}{'' if count == 1 else 's'}"
+
+
+def human_topology(report: dict[str, Any]) -> str:
+    """`2 nodes x 8 ranks`."""
+    nodes, local = report["nodes"], report["local_ranks"]
+    return f"{human_count(nodes, 'node')} x {human_count(local, 'rank')}"
+
+
 def human_bytes(count: int) -> str:
     """`12.5 MiB`."""
     value, unit = float(count), "B"

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tide.cli.request import make_request
-from tide.cli.tables import console, fail, table
+from tide.cli.request import PRESET_HELP, RequestError, make_request, refusals
+from tide.cli.tables import console, table
 
 _MODES = ("in_place", "slot_reuse")
 # (nodes, local ranks) whose programs are mutated.
@@ -35,6 +35,7 @@ _MUTATED = [
     (2, 8),
 ]
 
+_MOST_NODES = 1024  # of --exhaustive, as in the paper
 _WIDTHS = [1, 2, 4]
 _PASSES = [1, 2, 3, 4]
 # With both memory modes 64 variants a pair, which the paper's counts need; it lists no variants.
@@ -58,13 +59,10 @@ def _plan_rows(own: dict[str, Any], paper: dict[str, Any]) -> list[tuple[Any, ..
 
 
 def _exhaustive(max_nodes: int, local: int) -> None:
-    from tide import Error, _core
+    from tide import _core
 
-    try:
-        own = _core.verify_exhaustive(max_nodes, local, _WIDTHS, _PASSES)
-        paper = _core.verify_exhaustive(max_nodes, local, _PAPER_WIDTHS, [1])
-    except Error as error:
-        fail("verify", error)
+    own = _core.verify_exhaustive(max_nodes, local, _WIDTHS, _PASSES)
+    paper = _core.verify_exhaustive(max_nodes, local, _PAPER_WIDTHS, [1])
     out = console()
     rejected = Counter(width for _, width, _, _ in own["rejected"])
     by_width = ", ".join(f"width {width}: {rejected[width]}" for width in sorted(rejected))
@@ -121,7 +119,7 @@ def _prove(requests: list[tuple[str, dict[str, Any]]]) -> bool:
     All-gathers are the same in every mode. They are proved for landings of each rank's own, as on
     GPUs, and for one that the ranks of a node share, as on the host fabric.
     """
-    from tide import Error, _core
+    from tide import _core
 
     first, request = requests[0]
     where = first.rsplit(", ", 1)[0]
@@ -138,10 +136,7 @@ def _prove(requests: list[tuple[str, dict[str, Any]]]) -> bool:
     safe = True
     for label, request, lanes, node_landing in proofs:
         start = time.monotonic()
-        try:
-            answer = _core.verify_plans(json.dumps(request), lanes, node_landing)
-        except Error as error:
-            fail("verify", error)
+        answer = _core.verify_plans(json.dumps(request), lanes, node_landing)
         _show_proof(label, answer, time.monotonic() - start)
         safe = safe and answer["ok"]
     return safe
@@ -246,11 +241,12 @@ def _mutate(topologies: list[tuple[int, int]]) -> bool:
     return sums[-1] == 0
 
 
+@refusals("verify")
 def verify(
     file: Annotated[
         Path | None, typer.Argument(help="JSON file of groups, see docs/memory.md")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="a known layer in place of the file")] = None,
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="M")] = None,
     local: Annotated[int | None, typer.Option(min=1, help="L")] = None,
     mode: Annotated[
@@ -265,7 +261,10 @@ def verify(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="all node counts and wave widths, without programs")
     ] = False,
-    max_nodes: Annotated[int, typer.Option(min=2, help="--exhaustive: largest M")] = 1024,
+    max_nodes: Annotated[
+        int | None,
+        typer.Option(min=2, max=1 << 16, help=f"--exhaustive: largest M; default: {_MOST_NODES}"),
+    ] = None,
 ) -> None:
     """Proves the programs of all ranks safe: exit code 0 if they are, 1 if not.
 
@@ -273,8 +272,12 @@ def verify(
     --mutate without --nodes and --local goes through twelve small topologies. Detected: the proof
     fails with the mistake; explained: it does not, and it is known which operation does the work.
     """
+    if exhaustive and mutate:
+        raise RequestError("expected --exhaustive or --mutate, got both")
+    if max_nodes is not None and not exhaustive:
+        raise RequestError("--max-nodes: expected --exhaustive with it; else give --nodes")
     if exhaustive:
-        _exhaustive(max_nodes, local if local is not None else 8)
+        _exhaustive(max_nodes or _MOST_NODES, local if local is not None else 8)
         return
     if mutate:
         one = nodes is not None or local is not None
