@@ -57,6 +57,8 @@ Row ReadRow(const Table& table, size_t at, size_t index) {
   return row;
 }
 
+constexpr int64_t kTile = TileElems(DType::kBF16);
+
 SumItem MakeItem(int dst, std::vector<int> sources, int64_t elems) {
   SumItem item{.dst = {dst, 16 * dst}, .elems = elems, .src_dtype = DType::kBF16};
   for (const int source : sources) item.sources.push_back({source, 2 * source});
@@ -89,7 +91,7 @@ void ExpectTable(const std::vector<SumItem>& items, size_t max_bases, size_t n_p
         ASSERT_EQ(got.offset, operand.offset);
         ASSERT_GE(part.alignments[got.base], ItemSize(k == 0 ? want.dst_dtype : want.src_dtype));
       }
-      const int64_t n_tiles = (want.elems + 8191) / 8192;
+      const int64_t n_tiles = (want.elems + kTile - 1) / kTile;
       for (int64_t k = 0; k < n_tiles; ++k, ++tile) {
         ASSERT_EQ(ReadRow<uint32_t>(table, part.tile_items_at, static_cast<size_t>(tile)), index);
       }
@@ -103,7 +105,7 @@ void ExpectTable(const std::vector<SumItem>& items, size_t max_bases, size_t n_p
 TEST(MakeTable, ListsEveryTile) {
   ExpectTable({}, 10, 0);
   ExpectTable({MakeItem(0, {1}, 0)}, 10, 0);
-  ExpectTable({MakeItem(0, {1, 2}, 8192), MakeItem(3, {1, 2}, 8193), MakeItem(4, {4}, 0),
+  ExpectTable({MakeItem(0, {1, 2}, kTile), MakeItem(3, {1, 2}, kTile + 1), MakeItem(4, {4}, 0),
                MakeItem(5, {0, 5, 1}, 1)},
               10, 1);
 }
