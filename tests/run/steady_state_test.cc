@@ -1,35 +1,17 @@
 // A call that has been made before takes no memory.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "testing/checks.h"
+#include "testing/count_allocations.h"
 #include "testing/ranks.h"
 #include "tide/communicator.h"
 
-namespace {
-
-thread_local int64_t allocations = 0;
-
-}  // namespace
-
-// Aligned and array forms end here or in the library's own; the calls under test use neither. Not
-// inline: where g++ inlines one of a pair alone, it takes the other for a mismatch.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t /*bytes*/) noexcept {
-  std::free(memory);
-}
-
 namespace tide {
 namespace {
+
+using testing::allocations;
 
 void CheckNoAllocation(const Topology& topology, Placement placement) {
   SCOPED_TRACE(::testing::Message()

@@ -10,12 +10,10 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,30 +23,14 @@
 #include "fabric/nccl/forked_ranks.h"
 #include "fabric/nccl/nccl_fabric.h"
 #include "fabric/nccl/watchdog.h"
+#include "testing/count_allocations.h"
 #include "testing/ranks.h"
 #include "tide/communicator.h"
-
-namespace {
-
-thread_local int64_t allocations = 0;
-
-}  // namespace
-
-// Not inline: where g++ inlines one of a pair alone, it takes the other for a mismatch.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t /*bytes*/) noexcept {
-  std::free(memory);
-}
 
 namespace tide {
 namespace {
 
+using testing::allocations;
 using testing::FakeParts;
 using testing::FakeWorld;
 using testing::Order;
