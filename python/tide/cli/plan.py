@@ -16,6 +16,7 @@ from tide.cli.request import (
     machine_help,
     make_request,
     parse_bytes,
+    reduction_options,
     refusals,
 )
 from tide.cli.tables import console, human_bytes, human_count, human_topology, table
@@ -138,13 +139,7 @@ def plan(
     """
     from tide import _core
 
-    options = {
-        "mode": mode,
-        "placement": placement,
-        "wave_width": wave_width,
-        "round_width": k,
-        "passes": passes,
-        "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
+    options = reduction_options(mode, placement, wave_width, k, passes, chunk) | {
         "memory_limit_bytes": (
             None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
         ),

@@ -56,6 +56,25 @@ def parse_bytes(text: str, option: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def reduction_options(
+    mode: str | None,
+    placement: str | None,
+    wave_width: int | None,
+    round_width: int | None,
+    passes: int | None,
+    chunk: str | None,
+) -> dict[str, Any]:
+    """The options of a reduce-scatter as a request has them; None leaves the choice to the core."""
+    return {
+        "mode": mode,
+        "placement": placement,
+        "wave_width": wave_width,
+        "round_width": round_width,
+        "passes": passes,
+        "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
+    }
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):

@@ -16,8 +16,8 @@ from tide.cli.request import (
     machine_field,
     machine_help,
     make_request,
-    parse_bytes,
     read_json,
+    reduction_options,
     refusals,
 )
 from tide.cli.tables import console, human_bytes, human_topology, table
@@ -225,14 +225,7 @@ def reduce_scatter(
     trace: Trace = None,
 ) -> None:
     """Reduce-scatter of gradients into fp32; what is not given is the nccl fabric's default."""
-    options = {
-        "mode": mode,
-        "placement": placement,
-        "wave_width": wave_width,
-        "round_width": k,
-        "passes": passes,
-        "chunk_bytes": None if chunk is None else parse_bytes(chunk, "--chunk"),
-    }
+    options = reduction_options(mode, placement, wave_width, k, passes, chunk)
     fields = _fields(nodes, local, machine, options)
     request = _request(file, preset, fields)
     _run("reduce-scatter", request, sum_ctas, pacing, as_json, trace)
