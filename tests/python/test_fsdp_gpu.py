@@ -1,4 +1,4 @@
-"""FSDP2 on GPUs through TIDE: what CPU tests can't show. Skips itself without two GPUs and NCCL."""
+"""FSDP2 on GPUs through TIDE: what CPU tests can't show. Skips itself without GPUs and NCCL."""
 
 from __future__ import annotations
 
@@ -15,89 +15,32 @@ import pytest
 import tide
 import torch
 import torch.distributed as dist
+from gpu_models import BLOCKS, MIXED, TOKENS, WIDTH, Run, missing, place
 from spawn import Context, RankFailure, RankGroup
-from tide import _core
 from tide.fsdp import communicators, storage
 from tide.fsdp.segment_memory import LEAST
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-_WIDTH, _BLOCKS, _TOKENS = 256, 4, 64
-_MIXED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 _STEPS = 200
 
-
-def _missing() -> str | None:
-    if torch.cuda.device_count() < 2:
-        return "expected two GPUs"
-    return _core.nccl()["reason"] or None
-
-
 pytestmark = [
-    pytest.mark.skipif(_missing() is not None, reason=str(_missing())),
+    pytest.mark.skipif(missing(2) is not None, reason=str(missing(2))),
     pytest.mark.slow,
 ]
 
 
 @pytest.fixture(scope="module")
 def two_ranks() -> Iterator[RankGroup]:
-    """Two processes, a GPU each."""
+    """Two processes, a GPU each if there are two."""
     group = RankGroup(2)
     yield group
     group.stop()
 
 
-_groups: list[Any] = []
-
-
-def _mesh(context: Context) -> DeviceMesh:
-    torch.cuda.set_device(context.rank)
-    if not _groups:
-        _groups.append(dist.new_group(backend="cpu:gloo,cuda:nccl"))
-    return DeviceMesh.from_group(_groups[0], "cuda")
-
-
-class _Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 3 * width + 1)  # uneven over two ranks
-        self.down = nn.Linear(3 * width + 1, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-def _build(mesh: DeviceMesh, policy: dict[str, Any]) -> nn.Module:
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = nn.Sequential(*(_Block(_WIDTH) for _ in range(_BLOCKS)), nn.Linear(_WIDTH, 8))
-    mixed = MixedPrecisionPolicy(**policy)
-    for block in list(model)[:-1]:
-        fully_shard(block, mesh=mesh, mp_policy=mixed)
-    return fully_shard(model, mesh=mesh, mp_policy=mixed)
-
-
-class _Run:
-    """A model with its optimizer; every step returns the loss's bits."""
-
-    def __init__(self, context: Context, policy: dict[str, Any]) -> None:
-        self.model = _build(_mesh(context), policy)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self._generator = torch.Generator().manual_seed(context.rank)
-
-    def step(self) -> float:
-        batch = torch.randn(_TOKENS, _WIDTH, generator=self._generator).cuda()
-        loss = self.model(batch).float().pow(2).mean()
-        loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return loss.item()
-
-
 def _stock_losses(context: Context, policy: dict[str, Any], steps: int) -> list[float]:
-    run = _Run(context, policy)
+    run = Run(context, policy)
     return [run.step() for _ in range(steps)]
 
 
@@ -105,7 +48,7 @@ def equal_losses(context: Context, mode: str, policy: dict[str, Any], steps: int
     """The same bits as stock; in the middle TIDE is off, and on again, for a few steps each."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     expected = _stock_losses(context, policy, steps)
-    run = _Run(context, policy)
+    run = Run(context, policy)
     found = []
     for start, end, through_tide in (
         (0, steps // 2, True),
@@ -119,13 +62,13 @@ def equal_losses(context: Context, mode: str, policy: dict[str, Any], steps: int
             found += [run.step() for _ in range(start, end)]
             counters = handle.counters
         assert counters["all_gather"]["stock"] == counters["reduce_scatter"]["stock"] == 0
-        assert counters["reduce_scatter"]["tide"] == (_BLOCKS + 1) * (end - start)
+        assert counters["reduce_scatter"]["tide"] == (BLOCKS + 1) * (end - start)
     assert found == expected
 
 
 @pytest.mark.parametrize("mode", ["in_place", "slot_reuse"])
 def test_losses_of_200_steps_equal_stock(two_ranks: RankGroup, mode: str) -> None:
-    two_ranks.run(equal_losses, mode, _MIXED, _STEPS, limit_s=300)
+    two_ranks.run(equal_losses, mode, MIXED, _STEPS, limit_s=300)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +80,12 @@ def test_losses_in_other_precisions(two_ranks: RankGroup, policy: dict[str, Any]
 
 def slots_are_reused(context: Context) -> None:
     """In slot_reuse the gradients lie in the slot that the group left, and report says the rest."""
-    run = _Run(context, _MIXED)
+    run = Run(context, MIXED)
     with tide.enable(run.model, mode="slot_reuse", strict=True) as handle:
         run.step()
         notes = handle.report().notes
     assert not any("ran in place" in note for note in notes), notes
-    run = _Run(context, {})
+    run = Run(context, {})
     run.model.set_reshard_after_backward(False)
     with tide.enable(run.model, mode="slot_reuse", strict=True) as handle:
         run.step()
@@ -158,11 +101,11 @@ def accumulates(context: Context) -> None:
     """Gradient accumulation with and without synchronisation, and a checkpoint in between."""
     losses = []
     for through_tide in (False, True):
-        run = _Run(context, _MIXED)
+        run = Run(context, MIXED)
         handle = tide.enable(run.model, strict=True) if through_tide else None
         for step in range(6):
             run.model.set_requires_gradient_sync(step % 3 == 2)
-            batch = torch.full((_TOKENS, _WIDTH), 0.01 * (step + 1 + context.rank)).cuda()
+            batch = torch.full((TOKENS, WIDTH), 0.01 * (step + 1 + context.rank)).cuda()
             run.model(batch).float().pow(2).mean().backward()
         state = copy.deepcopy(run.model.state_dict())
         losses.append(run.step())
@@ -179,7 +122,7 @@ def test_accumulation_and_checkpoints(two_ranks: RankGroup) -> None:
 
 def stalls(context: Any, _config: None) -> None:
     """Rank 1 stops answering in the middle of training."""
-    run = _Run(context, _MIXED)
+    run = Run(context, MIXED)
     with tide.enable(run.model, strict=True, timeout=5):
         for _ in range(3):
             run.step()
@@ -203,7 +146,7 @@ def test_a_stalled_peer_is_reported_in_time(capfd: pytest.CaptureFixture[str]) -
 
 def killed(context: Context) -> None:
     """Rank 1 is killed in the middle of training."""
-    run = _Run(context, _MIXED)
+    run = Run(context, MIXED)
     with tide.enable(run.model, strict=True, timeout=600):
         for _ in range(3):
             run.step()
@@ -214,7 +157,7 @@ def killed(context: Context) -> None:
 
 def differs(context: Context) -> None:
     """Rank 1 leaves its gradients unreduced in one step."""
-    run = _Run(context, _MIXED)
+    run = Run(context, MIXED)
     with tide.enable(run.model, strict=True, timeout=600):
         for _ in range(3):
             run.step()
@@ -255,7 +198,7 @@ def no_copies(context: Context) -> None:
     """FSDP2's own packing and unpacking is gone from a step, and so are NCCL's kernels."""
     from tide.bench.gpu.profiling import profile
 
-    run = _Run(context, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32})
+    run = Run(context, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32})
     with tide.enable(run.model, strict=True):
         for _ in range(3):
             run.step()
@@ -286,7 +229,7 @@ class _Wide(nn.Module):
 def _wide_model(mesh: DeviceMesh) -> nn.Module:
     with torch.device("cuda"):
         model = nn.Sequential(*(_Wide() for _ in range(3)))
-    mixed = MixedPrecisionPolicy(**_MIXED)
+    mixed = MixedPrecisionPolicy(**MIXED)
     for block in model:
         fully_shard(block, mesh=mesh, mp_policy=mixed)
     return fully_shard(model, mesh=mesh, mp_policy=mixed)
@@ -300,7 +243,7 @@ def _reserved() -> int:
 
 
 def _step(model: nn.Module, rank: int) -> None:
-    model(torch.full((_TOKENS, _WIDE), 0.01 * (rank + 1), device="cuda")).sum().backward()
+    model(torch.full((TOKENS, _WIDE), 0.01 * (rank + 1), device="cuda")).sum().backward()
     model.zero_grad()
 
 
@@ -318,7 +261,7 @@ def _segments(expected: int, when: str) -> None:
 
 def torch_counts_segments(context: Context) -> None:
     """Torch's numbers grow by TIDE's segments, once, and shrink when the communicator ends."""
-    torch.cuda.set_device(context.rank)
+    place(context)
     mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
     model = _wide_model(mesh)
     _step(model, context.rank)
@@ -367,7 +310,7 @@ def test_torch_counts_segments(two_ranks: RankGroup) -> None:
 
 def frees_what_torch_keeps(context: Context) -> None:
     """A segment takes the room of blocks that torch keeps unused, as any allocation does."""
-    torch.cuda.set_device(context.rank)
+    place(context)
     mesh = DeviceMesh.from_group(dist.new_group(backend="cpu:gloo,cuda:nccl"), "cuda")
     model = _wide_model(mesh)
     free, total = torch.cuda.mem_get_info()
