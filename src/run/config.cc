@@ -55,7 +55,8 @@ std::vector<ConfigRow> Table() {
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
       Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
       Row(kRoundWidth, "count", "2",
-          "k: reduce-scatter transfers between nodes under way together"),
+          "k: reduce-scatter transfers between nodes under way together; of M nodes at most M - 1 "
+          "are"),
       Row(kPasses, "count", "1",
           fmt::format("n_part: passes of a reduce-scatter over several nodes, at most {}; ignored "
                       "by groups on one node",

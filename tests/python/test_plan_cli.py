@@ -120,6 +120,9 @@ def test_impossible_plans_name_the_rule() -> None:
     command = ["--preset", "small", "--nodes", "9", "--local", "8"]
     assert "allowed: 1, 2, 4, 8" in refusal(*command, "--wave-width", "3")
     assert "round width k: expected at least 1, got 0" in refusal(*command, "-k", "0")
+    assert "round width k: expected at most max(1, M-1) = 8, got 9" in refusal(*command, "-k", "9")
+    one = ["--preset", "small", "--nodes", "1", "--local", "8"]
+    assert "max(1, M-1) = 1, got 2; allowed: 1 to 1" in refusal(*one, "-k", "2")
     assert "memory limit 1 MiB" in refusal(*command, "--memory-limit", "1MiB")
     assert "nodes * local_ranks = 9 * 8 = 72" in refusal(*command, "--ranks", "64")
     assert "rank: expected an integer in [0, 71]" in refusal(*command, "--rank", "72")

@@ -46,6 +46,9 @@ def test_impossible_plans_name_the_rule() -> None:
     code, text = run("--nodes", "2", "--local", "2", "-k", "0")
     assert code == 2
     assert "k" in text and "at least 1" in text
+    code, text = run("--nodes", "2", "--local", "2", "-k", "2")
+    assert code == 2
+    assert "round width k: expected at most max(1, M-1) = 1, got 2" in text
 
 
 def test_mutants_are_detected_or_explained() -> None:
