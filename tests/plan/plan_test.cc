@@ -289,6 +289,25 @@ TEST(Plan, AWidthThatCollidesNamesTheAllowedOnes) {
   for (const int width : {1, 2, 4}) EXPECT_EQ(refusal(width), "planned");
 }
 
+// A program of one chunk asks once a destination; one of many chunks also on the way.
+TEST(Plan, InterruptsAreLookedForAmongChunks) {
+  struct Enough {};
+  const Topology topology{1, 2};
+  const GroupLayout layout("g", {{"p", 1 << 13, 64, DType::kBF16}}, 2);
+  const auto plan = [&](int64_t slot_bytes, int most) {
+    int asked = 0;
+    const auto check = [&] {
+      if (++asked > most) throw Enough();
+    };
+    PlanReduceScatter(layout, SpecOf(layout, DType::kBF16), topology, 0,
+                      {.staging = {slot_bytes, 1}, .check_interrupt = check});
+    return asked;
+  };
+  EXPECT_EQ(plan(1 << 20, 100), 1);
+  EXPECT_GT(plan(64, 100), 4);  // 8192 chunks
+  EXPECT_THROW(plan(64, 4), Enough);
+}
+
 TEST(Program, FloorKeepsDataOnly) {
   const Topology topology{1, 3};
   const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 3);
