@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "signals.h"
 #include "tide/sizing.h"
 
 namespace nb = nanobind;
@@ -19,6 +20,7 @@ nb::dict VerifyExhaustive(int max_nodes, int local_ranks, const std::vector<int>
   options.local_ranks = local_ranks;
   options.round_widths = round_widths;
   options.passes = passes;
+  options.check_interrupt = &CheckSignals;
   tide::ExhaustiveResult result;
   {
     const nb::gil_scoped_release release;
@@ -43,8 +45,11 @@ nb::dict VerifyExhaustive(int max_nodes, int local_ranks, const std::vector<int>
 }  // namespace
 
 void BindPlan(nb::module_& m) {
-  m.def("plan_report", &tide::PlanReport, nb::arg("request"),
-        nb::call_guard<nb::gil_scoped_release>(), "A request in JSON to a sized plan in JSON.");
+  m.def(
+      "plan_report",
+      [](const std::string& request) { return tide::PlanReport(request, &CheckSignals); },
+      nb::arg("request"), nb::call_guard<nb::gil_scoped_release>(),
+      "A request in JSON to a sized plan in JSON.");
   m.def("machine_presets", &tide::MachinePresets);
   m.def("verify_exhaustive", &VerifyExhaustive, nb::arg("max_nodes"), nb::arg("local_ranks"),
         nb::arg("round_widths"), nb::arg("passes"));

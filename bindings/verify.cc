@@ -53,7 +53,7 @@ nb::dict VerifyPlans(const std::string& request, const std::vector<std::string>&
     const nb::gil_scoped_release release;
     tide::VerifySetup setup = MakeSetup(request);
     tide::VerifyOptions options;
-    options.check_interrupt = &CheckSignals;
+    options.check_interrupt = setup.reduce_scatter.check_interrupt = &CheckSignals;
     if (node_landing) options.landing = tide::LandingModel::kNode;
     for (const std::string& lane : lanes) {
       result.Add(lane == "all_gather"       ? tide::VerifyAllGather(setup, options)

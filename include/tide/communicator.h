@@ -16,6 +16,7 @@
 #ifndef TIDE_COMMUNICATOR_H_
 #define TIDE_COMMUNICATOR_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -56,6 +57,9 @@ constexpr int DefaultSumCtas(int multiprocessors) {
   return multiprocessors < 4 ? 1 : multiprocessors / 4;
 }
 
+// Bytes that communicators have reserved in segments.
+using ReservedBytes = std::atomic<int64_t>;
+
 struct CommunicatorOptions {
   FabricKind fabric = FabricKind::kHost;
   // kNccl: index of the GPU as CUDA counts. -1: the current one.
@@ -83,8 +87,12 @@ struct CommunicatorOptions {
   // staging.slot_bytes is the upper bound of one staging slot: what does not fit goes in chunks. 0:
   // as much as one sibling contributes to one rank. Passes are ignored on one node.
   ReduceScatterOptions reduce_scatter;
-  // Act as if only this much memory were available to all ranks of the machine. 0: no such limit.
+  // Act as if only this much memory were available to all ranks of the machine, or, of kNccl, on
+  // each GPU. 0: no such limit.
   int64_t memory_limit_bytes = 0;
+  // What communicators that are given the same have reserved counts together. Null: this one alone.
+  // On the host fabric that of all its ranks, so ranks that are threads need one each.
+  std::shared_ptr<ReservedBytes> reserved_bytes;
   // False keeps kNodeShared segments per rank, as where the system can't share them. For tests.
   bool share_segments = true;
   // Called now and then while a call waits; may throw to give up (Ctrl-C). The others hear of it.

@@ -6,6 +6,7 @@
 #define TIDE_PLAN_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,9 @@ struct ReduceScatterOptions {
   int contexts = 4;     // as in AllGatherOptions
   int64_t min_stripe_bytes = int64_t{256} << 10;
   StagingOptions staging;
+  // Called now and then while a program is planned, which takes seconds with tiny staging slots;
+  // may throw to give up.
+  std::function<void()> check_interrupt = [] {};
 };
 
 // What one reduce-scatter call reduces: parameter indices in order, the gradients' dtypes (same

@@ -13,6 +13,7 @@
 #define TIDE_SIZING_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -106,8 +107,9 @@ ProgramCounts CountProgram(const Program& program);
 
 // A plan as JSON for a request in JSON (docs/memory.md): groups, topology, options and a machine
 // in, sizes, counts and reasons out. Throws Error(kInvalidArgument) with the path of the offending
-// field.
-std::string PlanReport(const std::string& request_json);
+// field. `check_interrupt`: that of ReduceScatterOptions.
+std::string PlanReport(
+    const std::string& request_json, const std::function<void()>& check_interrupt = [] {});
 
 // Every latin_square plan over M in [2, max_nodes] and widths 1..L, checked without making its
 // program (paper, appendix D).
@@ -117,6 +119,8 @@ struct ExhaustiveOptions {
   std::vector<int> round_widths = {1, 2, 4};
   std::vector<Mode> modes = {Mode::kInPlace, Mode::kSlotReuse};
   std::vector<int> passes = {1, 2, 3, 4};
+  // Called now and then; may throw to give up.
+  std::function<void()> check_interrupt = [] {};
 };
 
 struct RejectedPair {

@@ -24,7 +24,10 @@ Doubling::Doubling(Builder* builder, int queue, const AllGatherOptions& options,
 std::vector<SlotGroup> Doubling::Groups(size_t d) const {
   const int slots = rounds_[d].slots;
   if (!split_last_ || d + 1 < rounds_.size()) return {{0, slots}};
-  const int parts = std::min(slots, kMaxSlotGroups);
+  const int64_t bytes = Bytes(payload_(builder_.node(), rounds_[d].distance, 0, slots));
+  const int64_t worthwhile =
+      std::max<int64_t>(bytes / std::max<int64_t>(options_.min_stripe_bytes, 1), 1);
+  const auto parts = static_cast<int>(std::min<int64_t>({slots, kMaxSlotGroups, worthwhile}));
   std::vector<SlotGroup> groups;
   for (int g = 0; g < parts; ++g) {
     const int first = slots * g / parts;
@@ -54,22 +57,21 @@ void Doubling::Send(size_t d) {
     builder_.Wait(queue_, {CounterKind::kConfirmed, Target(d)}, 1).sync = Sync::kPacing;
     builder_.Expect({CounterKind::kConfirmed, Target(d)}, 1);
   }
-  Transfer transfer = Cut(builder_.node(), d);
-  if (!transfer.heads.empty()) {
-    Operation& put = builder_.Add(queue_, OpKind::kPut);
-    put.peer = Target(d);
-    put.puts = std::move(transfer.heads);
-  }
+  const Transfer transfer = Cut(builder_.node(), d);
+  if (!transfer.heads.empty()) Put(d, transfer.heads);
+  Put(d, transfer.groups[0]);
+}
+
+void Doubling::Put(size_t d, const std::vector<PutPiece>& pieces) {
   Operation& put = builder_.Add(queue_, OpKind::kPut);
   put.peer = Target(d);
-  for (const auto& group : transfer.groups) {
-    put.puts.insert(put.puts.end(), group.begin(), group.end());
-  }
+  put.puts = pieces;
 }
 
 void Doubling::Receive(size_t d, const std::function<void(const SlotGroup&)>& arrived) {
   const int sender = Sender(d);
   const auto groups = Groups(d);
+  const Transfer mine = groups.size() > 1 ? Cut(builder_.node(), d) : Transfer();
   const Transfer transfer = Cut(builder_.topology().Node(sender), d);
   const auto wait = [&](const std::vector<PutPiece>& pieces) {
     for (const Increment& increment : Increments(pieces, sender)) {
@@ -84,6 +86,7 @@ void Doubling::Receive(size_t d, const std::function<void(const SlotGroup&)>& ar
   wait(transfer.heads);
   if (!transfer.heads.empty()) confirm();
   for (size_t g = 0; g < groups.size(); ++g) {
+    if (g > 0) Put(d, mine.groups[g]);
     wait(transfer.groups[g]);
     arrived(groups[g]);
   }

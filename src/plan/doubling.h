@@ -25,7 +25,9 @@ struct DoublingRound {
 std::vector<DoublingRound> DoublingRounds(int nodes);
 
 // The last round goes in at most four groups, so that the first slots can be used while the others
-// still travel. Slots [first, first + count).
+// still travel: a group is sent when the one before has come, since a rail runs puts and waits in
+// the order of issue, and a wait behind the puts of all groups would see the first when the last
+// has left. Slots [first, first + count).
 struct SlotGroup {
   int first = 0;
   int count = 0;
@@ -45,15 +47,17 @@ class Doubling {
            Payload payload);
 
   const std::vector<DoublingRound>& rounds() const { return rounds_; }
+  // As many as have min_stripe_bytes: a group costs a put and a wait. The same on all ranks, whose
+  // slots are alike where the last round is cut.
   std::vector<SlotGroup> Groups(size_t d) const;
   int Target(size_t d) const { return builder_.RailPeer(-rounds_[d].distance); }
   int Sender(size_t d) const { return builder_.RailPeer(rounds_[d].distance); }
 
-  // Round d's transfer to its target, which must have given leave (credit or entry); pacing: the
-  // target has first to confirm round d - 1.
+  // Round d's transfer to its target, which must have given leave (credit or entry), of its groups
+  // the first; pacing: the target has first to confirm round d - 1.
   void Send(size_t d);
   // Waits for round d, confirms it to the sender of round d + 1 as soon as its heads are there, and
-  // calls `arrived` for each group of slots in turn.
+  // calls `arrived` for each group of slots in turn. Sends the groups that Send has left.
   void Receive(size_t d, const std::function<void(const SlotGroup&)>& arrived);
 
  private:
@@ -62,6 +66,7 @@ class Doubling {
     std::vector<std::vector<PutPiece>> groups;  // without the heads
   };
   Transfer Cut(int sender_node, size_t d) const;
+  void Put(size_t d, const std::vector<PutPiece>& pieces);
 
   Builder& builder_;
   const int queue_;

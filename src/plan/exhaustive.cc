@@ -141,6 +141,7 @@ class PairCheck {
     const std::string stale = internal::FindStaleBlock(
         topology_, internal::PlannedInbox(topology_, waves_, passes, generations));
     for (const int k : options_.round_widths) {
+      options_.check_interrupt();
       const std::vector<Round> rounds = internal::CutIntoRounds(topology_, waves_, k);
       for (const Mode mode : options_.modes) {
         const int depth = internal::OutboxDepth(topology_, rounds, passes, mode);

@@ -8,21 +8,27 @@
 #include "tide/error.h"
 
 namespace tide::internal {
+namespace {
+
+constexpr size_t kChunksBetweenChecks = 1024;
+
+}  // namespace
 
 NodeReduction::NodeReduction(Builder* builder, const ShardSpan& span, const ReductionShape& shape,
-                             const ReduceScatterSpec& spec, const StagingOptions& staging)
+                             const ReduceScatterSpec& spec, const ReduceScatterOptions& options)
     : builder_(*builder),
       span_(span),
       shape_(shape),
       spec_(spec),
-      staging_(staging),
+      staging_(options.staging),
+      check_interrupt_(options.check_interrupt),
       push_(builder->AddQueue("push")),
       sum_(builder->AddQueue("sum")),
       pushed_(static_cast<size_t>(builder->siblings())) {
-  if (builder_.siblings() > 1 && staging.slot_bytes < kStagingAlignment) {
+  if (builder_.siblings() > 1 && staging_.slot_bytes < kStagingAlignment) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("staging slot: expected at least {} bytes, got {}", kStagingAlignment,
-                            staging.slot_bytes));
+                            staging_.slot_bytes));
   }
   for (int i = 0; i < span.participants(); ++i) {
     const ParamShape& shape_of = span.param(i).shape;
@@ -31,7 +37,7 @@ NodeReduction::NodeReduction(Builder* builder, const ShardSpan& span, const Redu
   }
   for (int distance = 1; distance < builder_.siblings(); ++distance) {
     staged_.push_back(
-        builder_.AddBuffer(BufferKind::kStaging, distance, staging.slots * staging.slot_bytes));
+        builder_.AddBuffer(BufferKind::kStaging, distance, staging_.slots * staging_.slot_bytes));
   }
 }
 
@@ -76,6 +82,7 @@ void NodeReduction::Reduce(const Unit& unit, const Target& to) {
     most = std::max(most, chunks.back().size());
   }
   for (size_t c = 0; c < most; ++c) {
+    if (c % kChunksBetweenChecks == 0) check_interrupt_();
     for (int i = 1; i < builder_.siblings(); ++i) {
       const auto& of_owner = chunks[static_cast<size_t>(i)];
       if (c < of_owner.size()) Push(unit, builder_.Sibling(i), of_owner[c]);

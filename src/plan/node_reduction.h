@@ -35,7 +35,7 @@ class NodeReduction {
   using Sink = std::function<Ref(int row, const SpanRun& run)>;
 
   NodeReduction(Builder* builder, const ShardSpan& span, const ReductionShape& shape,
-                const ReduceScatterSpec& spec, const StagingOptions& staging);
+                const ReduceScatterSpec& spec, const ReduceScatterOptions& options);
 
   int sum_queue() const { return sum_; }
   // This rank's gradient of `rank`'s shard, from an element of it on.
@@ -66,6 +66,7 @@ class NodeReduction {
   const ReductionShape& shape_;
   const ReduceScatterSpec& spec_;
   const StagingOptions staging_;
+  const std::function<void()> check_interrupt_;
   const int push_;
   const int sum_;
   std::vector<int> gradients_;

@@ -45,7 +45,7 @@ class Planner {
         shape_(span_, spec, topology, options),
         builder_("reduce_scatter", Lane::kReduceScatter, topology, rank),
         output_(&builder_, span_, spec, shape_.needs_accumulator()),
-        level1_(&builder_, span_, shape_, spec, options.staging) {
+        level1_(&builder_, span_, shape_, spec, options) {
     if (topology.nodes > 1) {
       level2_ = std::make_unique<RailReduction>(&builder_, span_, shape_, spec, options, &output_);
       MakeUnits();

@@ -1,4 +1,5 @@
 // A plan as JSON: sizes, regions, counts of one rank's programs, connections, reasons.
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -55,8 +56,9 @@ Json Counts(const ProgramCounts& counts) {
 }
 
 Json GroupRow(const SizedGroup& group, int passes, const Sizing& sizing, const Topology& topology,
-              int rank) {
+              int rank, const std::function<void()>& check_interrupt) {
   ReduceScatterOptions options = sizing.reduce_scatter;
+  options.check_interrupt = check_interrupt;
   options.passes = passes;
   const internal::GroupBytes bytes = internal::BytesOf(group, true);
   const bool network = topology.nodes > 1;
@@ -106,14 +108,15 @@ Json Options(const Sizing& sizing) {
 
 }  // namespace
 
-std::string PlanReport(const std::string& request_json) {
+std::string PlanReport(const std::string& request_json,
+                       const std::function<void()>& check_interrupt) {
   const internal::ReportRequest request = internal::ParseReportRequest(request_json);
   const Topology& topology = request.sizing.topology;
   const Sizing sizing = ChooseSizes(request.sizing);
   Json groups = Json::array();
   for (size_t g = 0; g < request.sizing.groups.size(); ++g) {
-    groups.push_back(
-        GroupRow(request.sizing.groups[g], sizing.passes[g], sizing, topology, request.rank));
+    groups.push_back(GroupRow(request.sizing.groups[g], sizing.passes[g], sizing, topology,
+                              request.rank, check_interrupt));
   }
   Json choices = Json::array();
   for (const Choice& choice : sizing.choices) {

@@ -42,6 +42,15 @@ std::string WidthObstacle(const Topology& topology, Placement placement, int wid
   return fmt::format("{}; allowed: {}", rule, fmt::join(allowed, ", "));
 }
 
+// A call has M - 1 transfers, so a wider round is none. Planners take any k, since a variable of
+// the environment is of jobs of every size; but who asks for the plan of one k must get that.
+void CheckRoundWidth(const Topology& topology, int k) {
+  const int most = std::max(1, topology.nodes - 1);
+  if (k >= 1 && k <= most) return;
+  Refuse(fmt::format("round width k: expected at {}, got {}; allowed: 1 to {}",
+                     k < 1 ? "least 1" : fmt::format("most max(1, M-1) = {}", most), k, most));
+}
+
 }  // namespace
 
 void CheckRequest(const SizingRequest& request) {
@@ -63,10 +72,7 @@ void CheckRequest(const SizingRequest& request) {
   if (request.passes.value_or(1) > kMostPasses) {
     Refuse(fmt::format("passes: expected at most {}, got {}", kMostPasses, *request.passes));
   }
-  if (request.round_width.value_or(1) < 1) {
-    Refuse(fmt::format("round width k: expected at least 1, got {}; allowed: 1 to {}",
-                       *request.round_width, std::max(1, topology.nodes - 1)));
-  }
+  CheckRoundWidth(topology, request.round_width.value_or(1));
   if (request.chunk_bytes.value_or(kStagingAlignment) < kStagingAlignment) {
     Refuse(fmt::format("chunk: expected at least {} bytes, got {}", kStagingAlignment,
                        *request.chunk_bytes));

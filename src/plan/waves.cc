@@ -14,6 +14,7 @@ int WidestWave(const Topology& topology) {
 
 std::vector<Wave> CutIntoWaves(const Topology& topology, int width) {
   std::vector<Wave> waves;
+  width = std::min(width, topology.nodes);  // the sums below stay small
   for (int first = 1; first <= topology.nodes; first += width) {
     waves.push_back({first, std::min(width, topology.nodes + 1 - first)});
   }
@@ -25,6 +26,7 @@ std::vector<Round> CutIntoRounds(const Topology& topology, const std::vector<Wav
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("round width k: expected at least 1, got {}", k));
   }
+  k = std::min(k, topology.nodes);  // as above
   std::vector<Round> rounds;
   for (size_t w = 0; w < waves.size(); ++w) {
     const int end = std::min(waves[w].end(), topology.nodes);  // the own node needs no transfer

@@ -30,4 +30,27 @@ uint64_t CallKey::Hash() const {
   return hash != 0 ? hash : 1;
 }
 
+int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options) {
+  CallKey key;
+  const ReduceScatterOptions& reduce = options.reduce_scatter;
+  for (const int64_t word :
+       {options.all_gather.first_cast_bytes, options.all_gather.head_bytes,
+        int64_t{options.all_gather.contexts}, options.all_gather.min_stripe_bytes,
+        static_cast<int64_t>(reduce.placement), static_cast<int64_t>(reduce.mode),
+        int64_t{reduce.wave_width}, int64_t{reduce.round_width}, int64_t{reduce.passes},
+        int64_t{reduce.generations}, int64_t{reduce.contexts}, reduce.min_stripe_bytes,
+        reduce.staging.slot_bytes, int64_t{reduce.staging.slots}, reduce.staging.taper_bytes}) {
+    key.Add(word);
+  }
+  key.Add(layout.name());
+  key.Add(layout.ranks());
+  for (const ParamLayout& param : layout.params()) {
+    key.Add(param.shape.name);
+    key.Add(param.shape.rows);
+    key.Add(param.shape.row_elems);
+    key.Add(static_cast<int64_t>(param.shape.dtype));
+  }
+  return static_cast<int64_t>(key.Hash());
+}
+
 }  // namespace tide::internal

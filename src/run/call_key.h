@@ -25,6 +25,9 @@ class CallKey {
   std::vector<int64_t> words_;
 };
 
+// Everything about a group that must be equal on all ranks, the options of its plans included.
+int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options);
+
 }  // namespace tide::internal
 
 #endif  // TIDE_RUN_CALL_KEY_H_

@@ -30,30 +30,6 @@ struct Group {
   int64_t hash = 0;  // of the name and all shapes
 };
 
-// Everything about a group that must be equal on all ranks, the options of its plans included.
-int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options) {
-  CallKey key;
-  const ReduceScatterOptions& reduce = options.reduce_scatter;
-  for (const int64_t word :
-       {options.all_gather.first_cast_bytes, options.all_gather.head_bytes,
-        int64_t{options.all_gather.contexts}, options.all_gather.min_stripe_bytes,
-        static_cast<int64_t>(reduce.placement), static_cast<int64_t>(reduce.mode),
-        int64_t{reduce.wave_width}, int64_t{reduce.round_width}, int64_t{reduce.passes},
-        int64_t{reduce.generations}, int64_t{reduce.contexts}, reduce.min_stripe_bytes,
-        reduce.staging.slot_bytes, int64_t{reduce.staging.slots}, reduce.staging.taper_bytes}) {
-    key.Add(word);
-  }
-  key.Add(layout.name());
-  key.Add(layout.ranks());
-  for (const ParamLayout& param : layout.params()) {
-    key.Add(param.shape.name);
-    key.Add(param.shape.rows);
-    key.Add(param.shape.row_elems);
-    key.Add(static_cast<int64_t>(param.shape.dtype));
-  }
-  return static_cast<int64_t>(key.Hash());
-}
-
 // A pass count is meant for the groups that span nodes: one node keeps nothing for others, and its
 // planner refuses more than one.
 ReduceScatterOptions ForTopology(ReduceScatterOptions options, const Topology& topology) {
@@ -107,7 +83,7 @@ class Communicator::Impl {
   int RegisterGroup(const std::string& name, const std::vector<ParamShape>& shapes) {
     auto group =
         std::make_unique<Group>(Group{GroupLayout(name, shapes, fabric_->topology().Ranks())});
-    group->hash = HashGroup(group->layout, options_);
+    group->hash = internal::HashGroup(group->layout, options_);
     groups_.push_back(std::move(group));
     return static_cast<int>(groups_.size()) - 1;
   }

@@ -45,7 +45,9 @@ std::vector<ConfigRow> Table() {
   return {
       Row(kTimeout, "seconds", "the process group's",
           "how long any wait may take before it is an error"),
-      Row(kMemoryLimit, "bytes", "none", "act as if only this much memory were available"),
+      Row(kMemoryLimit, "bytes", "none",
+          "act as if only this much memory were available to all ranks of the machine, or on each "
+          "GPU; all communicators of a process count"),
       Row(kStagingSlot, "bytes", "none; 128 MiB on GPUs",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
       Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
@@ -55,7 +57,8 @@ std::vector<ConfigRow> Table() {
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
       Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
       Row(kRoundWidth, "count", "2",
-          "k: reduce-scatter transfers between nodes under way together"),
+          "k: reduce-scatter transfers between nodes under way together; of M nodes at most M - 1 "
+          "are"),
       Row(kPasses, "count", "1",
           fmt::format("n_part: passes of a reduce-scatter over several nodes, at most {}; ignored "
                       "by groups on one node",
@@ -121,6 +124,13 @@ std::string InstalledNccl(const std::string& cache_folder) {
   return std::filesystem::exists(library, missing) ? library.string() : "";
 }
 
+// The limit of the environment is a limit of the process.
+std::shared_ptr<ReservedBytes> ReservedByProcess(FabricKind fabric) {
+  static const auto host = std::make_shared<ReservedBytes>(0);
+  static const auto gpu = std::make_shared<ReservedBytes>(0);
+  return fabric == FabricKind::kHost ? host : gpu;
+}
+
 }  // namespace
 
 Config ReadConfig() {
@@ -146,6 +156,7 @@ CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
   CommunicatorOptions options;
   options.fabric = fabric;
   options.nccl_library = NcclLibrary();
+  options.reserved_bytes = ReservedByProcess(fabric);
   if (fabric == FabricKind::kNccl) {
     options.reduce_scatter.staging = kGpuStaging;
     options.all_gather.first_cast_bytes = kGpuFirstCastBytes;

@@ -38,6 +38,7 @@ ReduceScatterOptions ReduceScatterOf(const SizingRequest& request, const SizedGr
   chosen.wave_width = request.wave_width.value_or(chosen.wave_width);
   chosen.round_width = request.round_width.value_or(chosen.round_width);
   chosen.passes = request.topology.nodes == 1 ? 1 : request.passes.value_or(chosen.passes);
+  chosen.check_interrupt = options.simulation.check_interrupt;
   chosen.staging.slot_bytes =
       StagingSlotBytes(StagedBytes(group.layout, group.spec),
                        request.chunk_bytes.value_or(chosen.staging.slot_bytes), request.topology,

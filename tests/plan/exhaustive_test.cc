@@ -73,6 +73,17 @@ TEST(Exhaustive, RefusesOptionsOutOfRange) {
   EXPECT_THROW(VerifyExhaustive({.passes = {0}}), Error);
 }
 
+TEST(Exhaustive, GivesUpWhenAsked) {
+  struct Enough {};
+  int asked = 0;
+  ExhaustiveOptions options;
+  options.check_interrupt = [&] {
+    if (++asked == 100) throw Enough();
+  };
+  EXPECT_THROW(VerifyExhaustive(options), Enough);
+  EXPECT_EQ(asked, 100);
+}
+
 InboxSchedule Planned(const Topology& topology, int width, int passes) {
   return PlannedInbox(topology, internal::CutIntoWaves(topology, width), passes, 2);
 }

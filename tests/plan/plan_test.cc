@@ -162,6 +162,29 @@ TEST(PlanReduceScatter, LastChunksTaper) {
   EXPECT_EQ(pushed(256), (std::vector<int64_t>{1024, 1024, 1024, 512, 256, 256}));
 }
 
+// Rails run puts and waits in the order of issue: the wait for a group must not stand behind puts
+// that no earlier wait lets go.
+TEST(PlanAllGather, GroupsOfTheLastRoundGoOneByOne) {
+  const Topology topology{8, 2};
+  const GroupLayout layout("g", {{"p", 16 * 64, 64, DType::kBF16}}, topology.Ranks());  // 8 KiB
+  const auto last_round = [&](int64_t min_stripe_bytes) {
+    const Program program = PlanAllGather(layout, {DType::kBF16}, topology, 0,
+                                          {.head_bytes = 0, .min_stripe_bytes = min_stripe_bytes});
+    const int target = topology.Rank(4, 0);  // 2^2 nodes away, as the sender is
+    std::string order;
+    for (const Operation& op : program.operations) {
+      if (op.kind == OpKind::kPut && op.peer == target) order += 'p';
+      const bool wait = op.kind == OpKind::kWait && op.counter.kind == CounterKind::kArrived;
+      const bool first_stripe = op.counter.index % kMaxContexts == 0;
+      if (wait && op.counter.producer == target && first_stripe) order += 'w';
+    }
+    return order;
+  };
+  EXPECT_EQ(last_round(8 << 10), "pwpwpwpw");
+  EXPECT_EQ(last_round(16 << 10), "pwpw");
+  EXPECT_EQ(last_round(1 << 20), "pw") << "groups that are not worth a put and a wait";
+}
+
 TEST(PlanAllGather, CastsInParts) {
   const GroupLayout layout("g", {{"p", 2048, 1, DType::kBF16}, {"q", 100, 1, DType::kBF16}}, 2);
   const Program program =
@@ -287,6 +310,25 @@ TEST(Plan, AWidthThatCollidesNamesTheAllowedOnes) {
       "one wave meet on one local rank; allowed widths are 1, 2, 4 (every divisor of the local "
       "ranks is)");
   for (const int width : {1, 2, 4}) EXPECT_EQ(refusal(width), "planned");
+}
+
+// A program of one chunk asks once a destination; one of many chunks also on the way.
+TEST(Plan, InterruptsAreLookedForAmongChunks) {
+  struct Enough {};
+  const Topology topology{1, 2};
+  const GroupLayout layout("g", {{"p", 1 << 13, 64, DType::kBF16}}, 2);
+  const auto plan = [&](int64_t slot_bytes, int most) {
+    int asked = 0;
+    const auto check = [&] {
+      if (++asked > most) throw Enough();
+    };
+    PlanReduceScatter(layout, SpecOf(layout, DType::kBF16), topology, 0,
+                      {.staging = {slot_bytes, 1}, .check_interrupt = check});
+    return asked;
+  };
+  EXPECT_EQ(plan(1 << 20, 100), 1);
+  EXPECT_GT(plan(64, 100), 4);  // 8192 chunks
+  EXPECT_THROW(plan(64, 4), Enough);
 }
 
 TEST(Program, FloorKeepsDataOnly) {

@@ -143,6 +143,7 @@ TEST(Sizing, CountsOutboxAndGenerationsAsThePlannerDoes) {
   for (const int nodes : {2, 3, 8, 9, 17}) {
     for (const int local : {1, 8}) {
       for (const int k : {1, 2, 3, 4}) {
+        if (k >= nodes) continue;  // refused
         for (const int passes : {1, 2, 3}) {
           for (const Mode mode : {Mode::kInPlace, Mode::kSlotReuse}) {
             SizingRequest request = Request({nodes, local}, kMiB);
@@ -278,6 +279,8 @@ TEST(Sizing, NamesTheRuleAndWhatIsAllowed) {
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.wave_width = 0; }), "allowed: 1, 2, 4, 8"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.round_width = 0; }),
                        "round width k: expected at least 1, got 0; allowed: 1 to 8"));
+  EXPECT_TRUE(Contains(refusal([](auto& r) { r.round_width = 9; }),
+                       "round width k: expected at most max(1, M-1) = 8, got 9; allowed: 1 to 8"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.passes = 0; }), "passes: expected at least 1"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.passes = 65; }), "passes: expected at most 64"));
   EXPECT_TRUE(Contains(refusal([](auto& r) { r.chunk_bytes = 1; }), "chunk: expected at least"));

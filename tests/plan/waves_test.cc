@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <set>
 
 #include "tide/error.h"
@@ -42,6 +44,21 @@ TEST(Rounds, CoverRemoteContributorsOnceInsideTheirWave) {
         }
         EXPECT_EQ(next, nodes) << "the own node needs no transfer";
       }
+    }
+  }
+}
+
+TEST(Rounds, AreNoWiderThanTheirWave) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  for (const int nodes : {1, 2, 9, 17}) {
+    const Topology topology{nodes, 8};
+    EXPECT_EQ(CutIntoWaves(topology, kMost).size(), 1U);
+    for (const int width : {8, kMost}) {
+      const auto waves = CutIntoWaves(topology, width);
+      const auto widest = CutIntoRounds(topology, waves, kMost);
+      const auto enough = CutIntoRounds(topology, waves, std::max(1, nodes - 1));
+      ASSERT_EQ(widest.size(), enough.size());
+      for (size_t i = 0; i < widest.size(); ++i) EXPECT_EQ(widest[i].count, enough[i].count);
     }
   }
 }

@@ -95,6 +95,47 @@ def test_tables_are_not_cut_without_a_terminal() -> None:
     assert f"{region(report, 'live')['bytes']:,}" in result.output
 
 
+def _shown(columns: int, *arguments: str) -> str:
+    result = runner.invoke(app, ["plan", *arguments], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= columns
+    return result.output
+
+
+def _reasons(text: str) -> str:
+    """The words of the last column of the last table, in their order."""
+    cells = [line.split("│")[3] for line in text.splitlines() if line.count("│") == 4]
+    return " ".join(" ".join(cells).split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_reasons_wrap_at_the_width_of_the_terminal(columns: int) -> None:
+    command = ("--preset", "llama70b-layer", "--nodes", "64", "--local", "8")
+    shown = _reasons(_shown(columns, *command))
+    assert all(" ".join(c["why"].split()) in shown for c in plan(*command)["choices"])
+
+
+def test_sums_are_explained_and_compared_with_stock() -> None:
+    preset = ("--preset", "llama70b-layer", "--local", "8", "--mode", "in_place")
+    for nodes, more in (("8", True), ("64", False)):
+        report = plan(*preset, "--nodes", nodes)
+        bytes_of = {row["name"]: row["bytes"] for row in report["regions"]}
+        parts = ("staging", "outbox", "spares", "inbox", "accumulator")
+        assert bytes_of["reduce-scatter"] == sum(bytes_of[part] for part in parts)
+        parts = ("landings", "all-gather stage", "reduce-scatter", "gradients")
+        assert bytes_of["live"] == sum(bytes_of[part] for part in parts)
+        text = " ".join(_shown(100, *preset, "--nodes", nodes).split())
+        assert "reduce-scatter: staging + outbox + spares + inbox + accumulator" in text
+        assert "landings + all-gather stage + reduce-scatter + gradients" in text
+        stock = bytes_of["live in FSDP2"]
+        warned = "more than stock: live is 127.5 MiB (2.0 %) above" in text
+        assert warned is more is (bytes_of["live"] > stock)
+        assert (f"--mode auto --memory-limit {stock} looks" in text) is more
+    options = ("--mode", "auto", "--memory-limit", str(stock), "--nodes", "8")
+    report = plan(*preset[:4], *options)
+    assert region(report, "live")["bytes"] <= stock
+
+
 def test_the_file_may_hold_everything_and_options_override_it(tmp_path) -> None:
     file = tmp_path / "groups.json"
     whole = GROUPS | {"nodes": 9, "local_ranks": 8, "options": {"mode": "slot_reuse", "passes": 2}}
@@ -120,6 +161,9 @@ def test_impossible_plans_name_the_rule() -> None:
     command = ["--preset", "small", "--nodes", "9", "--local", "8"]
     assert "allowed: 1, 2, 4, 8" in refusal(*command, "--wave-width", "3")
     assert "round width k: expected at least 1, got 0" in refusal(*command, "-k", "0")
+    assert "round width k: expected at most max(1, M-1) = 8, got 9" in refusal(*command, "-k", "9")
+    one = ["--preset", "small", "--nodes", "1", "--local", "8"]
+    assert "max(1, M-1) = 1, got 2; allowed: 1 to 1" in refusal(*one, "-k", "2")
     assert "memory limit 1 MiB" in refusal(*command, "--memory-limit", "1MiB")
     assert "nodes * local_ranks = 9 * 8 = 72" in refusal(*command, "--ranks", "64")
     assert "rank: expected an integer in [0, 71]" in refusal(*command, "--rank", "72")

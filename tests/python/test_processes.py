@@ -124,6 +124,19 @@ def test_memory_limit_is_an_error_on_every_rank(
     assert "64 MiB on each of 2 ranks" in text and "TIDE_MEMORY_LIMIT" in text
 
 
+def test_memory_limit_is_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDE_MEMORY_LIMIT", str(100 << 20))
+    dense, experts = (_core.Communicator(0, 1, lambda mine: [mine], LIMIT_S) for _ in range(2))
+    landing = dense.add_segment(64 << 20, "landing")
+    expected = "needs 64 MiB .* 36.* MiB is available .* 100 MiB, of which 64.* MiB is reserved"
+    with pytest.raises(_core.Error, match=expected):
+        experts.add_segment(64 << 20, "landing")
+    del landing
+    dense.close()
+    experts.add_segment(64 << 20, "landing")
+    experts.close()
+
+
 def test_small_amounts_of_memory_have_a_small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDE_MEMORY_LIMIT", "1000")
     with pytest.raises(_core.Error, match="control page needs .* KiB .* only 1000 B is available"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tide
 import torch
@@ -34,6 +37,32 @@ def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_collectives_are_names(collectives: object) -> None:
     with pytest.raises(tide.Error, match="collectives must be some of all_gather, reduce_scatter"):
         tide.enable(nn.Linear(8, 8), collectives=collectives)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"mode": None}, "mode must be one of auto, in_place, slot_reuse, not None"),
+        ({"mode": np.array(["auto", "in_place"])}, "mode must be one of"),
+        ({"strict": "no"}, "strict must be True or False, not 'no'"),
+        ({"strict": None}, "strict must be True or False, not None"),
+        ({"collectives": [np.array(["all_gather", "b"])]}, "collectives must be some of"),
+        ({"timeout": [1]}, "timeout must be a positive number of seconds"),
+        ({"nodes": 2.0}, "nodes must be a positive whole number, not 2.0"),
+        ({"model": None}, "model must be a torch.nn.Module, not NoneType"),
+        ({"model": [nn.Linear(8, 8)]}, "model must be a torch.nn.Module, not list"),
+    ],
+)
+def test_wrong_types_are_invalid_arguments(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(tide.Error, match=re.escape(problem)) as caught:
+        tide.enable(**{"model": nn.Linear(8, 8)} | options)
+    assert caught.value.code == "invalid_argument"
+
+
+@pytest.mark.parametrize("model", [None, "model", nn.Linear(8, 8)])
+def test_disabling_what_is_not_enabled_is_an_invalid_argument(model: object) -> None:
+    with pytest.raises(tide.Error, match="the model is not enabled"):
+        tide.disable(model)
 
 
 def test_the_cache_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

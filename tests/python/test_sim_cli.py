@@ -278,6 +278,7 @@ def test_refuses_what_plan_refuses(tmp_path) -> None:
         ("--wave-width", "10"),
         ("--wave-width", "3", "--placement", "latin_square"),
         ("-k", "0"),
+        ("-k", "9"),
         ("-k", "100000"),
         ("--passes", "65"),
         ("--passes", "100000"),

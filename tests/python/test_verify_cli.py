@@ -46,6 +46,9 @@ def test_impossible_plans_name_the_rule() -> None:
     code, text = run("--nodes", "2", "--local", "2", "-k", "0")
     assert code == 2
     assert "k" in text and "at least 1" in text
+    code, text = run("--nodes", "2", "--local", "2", "-k", "2")
+    assert code == 2
+    assert "round width k: expected at most max(1, M-1) = 1, got 2" in text
 
 
 def test_mutants_are_detected_or_explained() -> None:
@@ -60,19 +63,31 @@ def test_mutants_are_detected_or_explained() -> None:
     assert detected + explained == injected
 
 
-def _request(nodes: int, local: int) -> str:
-    params = [{"name": "w", "rows": 4096, "row_elems": 64, "dtype": "bf16"}]
+def _request(nodes: int, local: int, rows: int = 4096, **options: int) -> str:
+    params = [{"name": "w", "rows": rows, "row_elems": 64, "dtype": "bf16"}]
     return json.dumps(
         {
             "groups": [{"name": "g", "params": params}],
             "nodes": nodes,
             "local_ranks": local,
             "machine": "paper-8-nodes",
+            "options": options,
         }
     )
 
 
-def test_signals_stop_a_proof() -> None:
+_LONG = {
+    "a proof": lambda: _core.verify_plans(_request(64, 8), ["training"]),
+    "all plans": lambda: _core.verify_exhaustive(1 << 16, 8, [1, 2, 4], [1, 2, 3, 4]),
+    "a plan": lambda: _core.plan_report(_request(1, 2, rows=1 << 20, chunk_bytes=64)),
+    "a simulation": lambda: _core.simulate(
+        _request(1, 2, rows=1 << 20, chunk_bytes=64), "reduce-scatter"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _LONG)
+def test_signals_stop(what: str) -> None:
     """A handler runs while the core is at work, not only once it has returned."""
     runs: list[int] = []
 
@@ -82,12 +97,11 @@ def test_signals_stop_a_proof() -> None:
         if len(runs) > 1 and runs[-1] == runs[-2]:
             raise KeyboardInterrupt
 
-    request = _request(64, 8)
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     try:
         with pytest.raises(KeyboardInterrupt):
-            _core.verify_plans(request, ["training"])
+            _LONG[what]()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

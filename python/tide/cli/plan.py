@@ -56,6 +56,26 @@ def _region_table(report: dict[str, Any]) -> Any:
     )
 
 
+def _memory_notes(report: dict[str, Any]) -> list[str]:
+    """What the sums of the table of memory are of, and whether stock takes less."""
+    regions = {row["name"]: row["bytes"] for row in report["regions"]}
+    notes = [
+        "reduce-scatter: staging + outbox + spares + inbox + accumulator",
+        "live: what a rank holds at most, in a layer's backward: landings + all-gather stage + "
+        "reduce-scatter + gradients, which are the previous layer's in mode in_place",
+        "live in FSDP2: the same of torch's own collectives: 2 NS of parameters, and gradients "
+        "packed in fp32",
+    ]
+    stock = regions["live in FSDP2"]
+    more = regions["live"] - stock
+    if more > 0:
+        notes.append(
+            f"more than stock: live is {human_bytes(more)} ({100 * more / stock:.1f} %) above live "
+            f"in FSDP2; --mode auto --memory-limit {stock} looks for a plan that is not"
+        )
+    return notes
+
+
 def _call_table(report: dict[str, Any]) -> Any:
     header, columns = ["one call of one rank"], []
     for group in report["groups"]:
@@ -102,6 +122,8 @@ def _print(report: dict[str, Any]) -> None:
         markup=False,
     )
     out.print(_region_table(report))
+    for note in _memory_notes(report):
+        out.print(note, markup=False)
     out.print(_call_table(report))
     out.print(_connection_table(report))
     choices = table("Choices", ("what", "value", "why"), ())

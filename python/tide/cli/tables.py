@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -15,8 +16,9 @@ _WIDTH = 160
 
 
 def console() -> Console:
-    """A console for results; lines of a file or pipe are not cut at 80 columns."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    """A console for results: as wide as the terminal, or as COLUMNS says; see _WIDTH."""
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if known else _WIDTH, highlight=False)
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

@@ -120,6 +120,8 @@ def _any_enabled(members: list[_Member]) -> bool:
 def _prepare(model: nn.Module, members: list[_Member], options: Options) -> tuple[str, str] | None:
     """Does everything that can fail on this rank alone. Returns (code, message) of a failure."""
     problem = options.problem()
+    if not isinstance(model, nn.Module):
+        problem = f"model must be a torch.nn.Module, not {type(model).__name__}"
     if problem is None and not members:
         problem = "the model has no fully_shard group; call fully_shard before tide.enable"
     if problem is None and _any_enabled(members):
@@ -258,7 +260,7 @@ def _connect(
 
 def enable_model(model: nn.Module, options: Options) -> Handle:
     """Implements ``tide.enable``."""
-    members = _collect(model)
+    members = _collect(model) if isinstance(model, nn.Module) else []
     failure = _prepare(model, members, options)
     signature = _signature(members, options)
     process_groups = _process_groups(members)

@@ -226,4 +226,4 @@ def remember(model: nn.Module, handle: Handle) -> None:
 
 def handle_of(model: nn.Module) -> Handle | None:
     """Returns the handle of an enabled model."""
-    return _handles.get(model)
+    return _handles.get(model) if isinstance(model, nn.Module) else None

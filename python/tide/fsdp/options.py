@@ -16,6 +16,11 @@ def _is_timeout(value: object) -> bool:
     return number and 0 < value <= _MOST_SECONDS
 
 
+def _is_one_of(value: object, words: tuple[str, ...]) -> bool:
+    """Whether ``value`` is one of them; it may be what words can't be compared with."""
+    return isinstance(value, str) and value in words
+
+
 def _is_count(value: object) -> bool:
     """Whether the core can take ``value`` as a number of things: it fits into an int."""
     return type(value) is int and 0 < value < 2**31
@@ -33,10 +38,12 @@ class Options:
 
     def problem(self) -> str | None:
         """Returns what is wrong with the options, or None."""
-        if self.mode not in _MODES:
+        if not _is_one_of(self.mode, _MODES):
             return f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}"
-        unknown = [name for name in self.collectives if name not in COLLECTIVES]
-        if unknown or not self.collectives:
+        if not isinstance(self.strict, bool):
+            return f"strict must be True or False, not {self.strict!r}"
+        known = all(_is_one_of(name, COLLECTIVES) for name in self.collectives)
+        if not known or not self.collectives:
             wanted = ", ".join(COLLECTIVES)
             return f"collectives must be some of {wanted}, not {list(self.collectives)!r}"
         if self.timeout is not None and not _is_timeout(self.timeout):

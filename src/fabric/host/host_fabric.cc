@@ -14,23 +14,26 @@
 namespace tide::host {
 namespace {
 
-// All local ranks reserve at once: this rank's share of what is available must hold its own need.
-// A node-shared segment is reserved once a node.
-void CheckMemory(int64_t bytes, const Topology& topology, int64_t limit_bytes,
-                 const std::string& label, SegmentKind kind) {
+// What all ranks reserve at once for a segment; a node-shared one is reserved once a node.
+struct Need {
+  int64_t bytes = 0;
+  std::string text;
+};
+
+Need NeedOf(int64_t bytes, const Topology& topology, const std::string& label, SegmentKind kind) {
   const bool shared = kind == SegmentKind::kNodeShared;
-  const MemoryLimit limit = ReadMemoryLimit(limit_bytes);
-  const int64_t need = bytes * (shared ? topology.nodes : topology.Ranks());
-  if (need <= limit.available_bytes) return;
+  const int64_t all = bytes * (shared ? topology.nodes : topology.Ranks());
   const std::string split =
       shared ? fmt::format("{}, shared by {} ranks", FormatBytes(bytes), topology.local_ranks)
              : fmt::format("{} on each of {} ranks", FormatBytes(bytes), topology.Ranks());
-  throw Error(
-      ErrorCode::kOutOfMemory,
-      fmt::format("{} needs {}, {} in all, but only {} is available ({}). Raise that limit, "
-                  "use fewer ranks or a smaller model.",
-                  label, split, FormatBytes(need), FormatBytes(limit.available_bytes),
-                  limit.source));
+  return {all, fmt::format("{} needs {}, {} in all", label, split, FormatBytes(all))};
+}
+
+// What was reserved before is no longer available here.
+void CheckMemory(const Need& need) {
+  const MemoryLimit limit = ReadMemoryLimit();
+  if (need.bytes <= limit.available_bytes) return;
+  machine::RefuseMemory(need.text, limit.available_bytes, limit.source);
 }
 
 const char* Name(SegmentKind kind) {
@@ -65,7 +68,7 @@ std::unique_ptr<Error> CompareRequests(const std::vector<machine::ReceivedNotice
 HostFabric::HostFabric(Bootstrap& bootstrap, const CommunicatorOptions& options)
     : sockets_(bootstrap, SplitIntoNodes(bootstrap.world(), options.nodes), options.timeout,
                machine::Reach::kNeighbours),
-      memory_limit_bytes_(options.memory_limit_bytes) {
+      budget_(options) {
   ConnectControlPages();
   AgreeOnSharing(options.share_segments);
   watchdog_ = std::make_unique<Watchdog>(sockets_, pages_[static_cast<size_t>(rank())]);
@@ -119,8 +122,10 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   std::unique_ptr<Error> error;
   machine::FileDescriptor memory;
   try {
+    const Need need = NeedOf(bytes, topology(), label, kind);
+    segment->reserved = budget_.Take(need.bytes, need.text);  // the same on ranks that hold none
     if (segment->HolderOf(rank()) == rank()) {
-      CheckMemory(bytes, topology(), memory_limit_bytes_, label, kind);
+      CheckMemory(need);
       memory = machine::CreateMemory(bytes, label);
       segment->mappings[self] = machine::Mapping(memory.get(), bytes, machine::MapKind::kShared);
       if (nonce != 0) std::memcpy(segment->mappings[self].data(), &nonce, sizeof nonce);

@@ -12,6 +12,7 @@
 #include "fabric/host/executor.h"
 #include "fabric/host/private_pages.h"
 #include "fabric/host/watchdog.h"
+#include "fabric/machine/memory_budget.h"
 #include "fabric/machine/rendezvous.h"
 #include "fabric/machine/shared_memory.h"
 #include "tide/bootstrap.h"
@@ -36,6 +37,7 @@ struct Segment {
   SegmentKind kind = SegmentKind::kPerRank;
   std::vector<machine::Mapping> mappings;
   machine::Mapping view;
+  std::shared_ptr<void> reserved;  // its part of the memory budget
   int64_t bytes = 0;
 
   Topology topology;
@@ -77,7 +79,7 @@ class HostFabric final : public Fabric, private AddressSpace {
   void GiveUp(const Error& error);
 
   machine::PeerSockets sockets_;
-  int64_t memory_limit_bytes_;  // 0: none
+  machine::MemoryBudget budget_;
   std::shared_ptr<Segment> control_;
   std::vector<ControlPage> pages_;
   std::unique_ptr<PrivatePages> private_pages_;  // null if nothing is shared

@@ -64,7 +64,7 @@ void TightenByCgroup(MemoryLimit* limit, const std::filesystem::path& root, std:
 
 }  // namespace
 
-MemoryLimit ReadMemoryLimit(int64_t option_bytes) {
+MemoryLimit ReadMemoryLimit() {
   MemoryLimit limit{MemAvailable(), "MemAvailable of /proc/meminfo"};
   std::ifstream file("/proc/self/cgroup");
   std::string line;
@@ -81,7 +81,6 @@ MemoryLimit ReadMemoryLimit(int64_t option_bytes) {
                       "memory.usage_in_bytes");
     }
   }
-  if (option_bytes > 0) Tighten(&limit, option_bytes, "memory_limit_bytes, TIDE_MEMORY_LIMIT");
   return limit;
 }
 

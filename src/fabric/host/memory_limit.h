@@ -14,9 +14,9 @@ struct MemoryLimit {
       source;  // "MemAvailable of /proc/meminfo", "cgroup limit /sys/fs/cgroup/a/memory.max"
 };
 
-// The tightest of: available memory of the machine, every cgroup (v2 and v1) above this process,
-// and `option_bytes` (CommunicatorOptions::memory_limit_bytes, 0: none).
-MemoryLimit ReadMemoryLimit(int64_t option_bytes);
+// The tightest of: available memory of the machine, and every cgroup (v2 and v1) above this
+// process.
+MemoryLimit ReadMemoryLimit();
 
 }  // namespace tide::host
 

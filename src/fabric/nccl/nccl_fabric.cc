@@ -76,7 +76,8 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
   unicast_reason_ = TakeOptionalStep(bootstrap, kMulticast, [&] { CheckMulticastWanted(options); });
   peers_ = std::make_unique<Peers>(bootstrap, topology_, options.timeout);
   Connect();
-  segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library), *parts_.device,
+  segments_ = std::make_unique<Segments>(MakeAllocator(options_, parts_.library),
+                                         machine::MemoryBudget(options_), *parts_.device,
                                          communicators_, bootstrap_, topology_);
   counter_memory_ = segments_->Add(counters_->bytes(), "counters");
   // A step after the other: the second makes multicast objects, on all ranks or on none.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "fabric/nccl/agreement.h"
+#include "layout/format_bytes.h"
 #include "tide/error.h"
 #include "tide/layout.h"
 
@@ -15,9 +16,11 @@ constexpr int64_t kSegmentBytes = int64_t{2} << 20;
 
 }  // namespace
 
-Segments::Segments(AllocateSegment allocate, Device& device, const Communicators& communicators,
-                   Bootstrap& bootstrap, const Topology& topology)
+Segments::Segments(AllocateSegment allocate, machine::MemoryBudget budget, Device& device,
+                   const Communicators& communicators, Bootstrap& bootstrap,
+                   const Topology& topology)
     : allocate_(std::move(allocate)),
+      budget_(std::move(budget)),
       device_(device),
       communicators_(communicators),
       bootstrap_(bootstrap),
@@ -36,6 +39,16 @@ void Segments::Deregister(const Segment& segment) {
   if (segment.parent != nullptr) communicators_.parent->Deregister(segment.parent);
 }
 
+std::shared_ptr<void> Segments::Allocate(int64_t bytes, const std::string& label) {
+  auto reserved = budget_.Take(bytes, fmt::format("'{}' needs {}", label, FormatBytes(bytes)));
+  std::shared_ptr<void> memory = allocate_(bytes);
+  void* const address = memory.get();
+  return {address, [memory = std::move(memory), reserved = std::move(reserved)](void*) mutable {
+            memory.reset();
+            reserved.reset();
+          }};
+}
+
 SegmentView Segments::Add(int64_t bytes, const std::string& label) {
   if (bytes <= 0) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -46,7 +59,7 @@ SegmentView Segments::Add(int64_t bytes, const std::string& label) {
   const int64_t rounded = AlignUp(bytes, kSegmentBytes);
   TakeStep(bootstrap_, "adding segment '" + label + "'",
            fmt::format("{} bytes of '{}'", bytes, label), [&] {
-             segment.memory = allocate_(rounded);
+             segment.memory = Allocate(rounded, label);
              device_.Clear(segment.memory.get(), rounded);
            });
   try {

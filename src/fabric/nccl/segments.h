@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "fabric/machine/memory_budget.h"
 #include "fabric/nccl/device.h"
 #include "tide/bootstrap.h"
 #include "tide/communicator.h"
@@ -37,8 +38,8 @@ using AllocateSegment = std::function<std::shared_ptr<void>(int64_t bytes)>;
 class Segments {
  public:
   // References outlive the segments.
-  Segments(AllocateSegment allocate, Device& device, const Communicators& communicators,
-           Bootstrap& bootstrap, const Topology& topology);
+  Segments(AllocateSegment allocate, machine::MemoryBudget budget, Device& device,
+           const Communicators& communicators, Bootstrap& bootstrap, const Topology& topology);
   ~Segments();
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
@@ -67,12 +68,14 @@ class Segments {
     std::vector<char*> peers;   // by rank; null if out of reach
     char* multicast = nullptr;  // all ranks of the node at once
   };
+  std::shared_ptr<void> Allocate(int64_t bytes, const std::string& label);
   void Register(Segment* segment, const std::string& label);
   void Deregister(const Segment& segment);
   void FindPeers(Segment* segment, const std::string& label) const;
   void FindMulticast(Segment* segment) const;
 
   const AllocateSegment allocate_;
+  machine::MemoryBudget budget_;
   Device& device_;
   const Communicators& communicators_;
   Bootstrap& bootstrap_;

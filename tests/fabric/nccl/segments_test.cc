@@ -79,6 +79,34 @@ TEST(NcclSegments, WhatTheCallerLeavesIsNccls) {
   });
 }
 
+TEST(NcclSegments, AreLimitedInSum) {
+  const auto world = std::make_shared<FakeWorld>(kRanks, 1, Order::kStreams);
+  RunRanks(kRanks, [&](Bootstrap& bootstrap) {
+    CommunicatorOptions options;
+    options.memory_limit_bytes = 8 * kMiB;
+    // A rank that holds more than the others, for another communicator, refuses for all.
+    options.reserved_bytes = std::make_shared<ReservedBytes>(bootstrap.rank() == 1 ? 2 * kMiB : 0);
+    auto fabric =
+        std::make_unique<nccl::NcclFabric>(bootstrap, options, FakeParts(world, bootstrap.rank()));
+    SegmentView view = fabric->AddSegment(3 * kMiB, "landing", SegmentKind::kPerRank);
+    try {
+      fabric->AddSegment(kMiB, "stage", SegmentKind::kPerRank);
+      ADD_FAILURE() << "8 MiB of 8 were reserved on rank 1";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+      EXPECT_NE(std::string(error.what())
+                    .find("rank 1: 'stage' needs 2 MiB, but only 0 B is available "
+                          "(memory_limit_bytes, TIDE_MEMORY_LIMIT: 8 MiB, of which 8 MiB is "
+                          "reserved)"),
+                std::string::npos)
+          << error.what();
+    }
+    fabric.reset();
+    view = {};
+    EXPECT_EQ(options.reserved_bytes->load(), bootstrap.rank() == 1 ? 2 * kMiB : 0);
+  });
+}
+
 TEST(NcclSegments, MemoryThatDoesNotFitOnOneRankIsAnErrorOnAll) {
   const auto world = std::make_shared<FakeWorld>(kRanks, 1, Order::kStreams);
   RunRanks(kRanks, [&](Bootstrap& bootstrap) {
