@@ -36,7 +36,7 @@ class Gpu:
 
 def driver_version(text: str) -> str | None:
     """The driver's version in what its file in /proc says."""
-    found = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)", text)
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", text)
     return found[1] if found else None
 
 

@@ -188,6 +188,7 @@ def _measure(gpu: Gpu, rounds: int, link: bool) -> Measured:
                 launch_ms[ctas] = ms
     local_copy = _copy_rate(memory, stream)
     link_rate = _link_rate(memory, stream) if link else None
+    memory.normal_()
     bursts = _Bursts(device, _Sum(memory, 2), stream)
     # One victim's memory at a time.
     added = {name: bursts.added(VICTIMS[name](device), launch_ms, rounds) for name in _VICTIMS}
