@@ -14,6 +14,9 @@
 #include "tide/communicator.h"
 #include "tide/error.h"
 #include "tide/machine.h"
+#ifdef TIDE_WITH_NCCL
+#include "kernels/cuda/device.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -55,6 +58,15 @@ class TimedSum {
 };
 #endif
 
+// What CUDA the driver is for, 13000 say; 0 in a build without the kernels.
+int CudaOfDriver() {
+#ifdef TIDE_WITH_NCCL
+  return tide::kernels::cuda::CurrentDevice().driver_version;
+#else
+  return 0;
+#endif
+}
+
 std::pair<int, std::string> ChooseSumCtas(const std::string& machine, int nodes, int local_ranks,
                                           int64_t grad_bytes) {
   auto chosen = tide::internal::ChooseSumCtas(tide::MachineFromJson(machine), {nodes, local_ranks},
@@ -72,6 +84,7 @@ void BindCalibration(nb::module_& m) {
       .def("launch", &TimedSum::Launch, nb::arg("addresses"), nb::arg("ctas"), nb::arg("stream"));
 #endif
   m.attr("SUM_VERSION") = tide::kernels::cuda::kSumVersion;
+  m.def("cuda_of_driver", &CudaOfDriver);
   m.def("default_sum_ctas", &tide::DefaultSumCtas, nb::arg("multiprocessors"));
   m.def("choose_sum_ctas", &ChooseSumCtas, nb::arg("machine"), nb::arg("nodes"),
         nb::arg("local_ranks"), nb::arg("grad_bytes"),

@@ -73,6 +73,17 @@ def test_the_driver_is_read_from_proc() -> None:
     assert gpus.driver_version("nothing of the kind 1.2") is None
 
 
+def test_a_hidden_driver_is_known_by_its_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA B200", multi_processor_count=148, major=10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(gpus, "_DRIVER", Path("/proc/no such file"))
+    monkeypatch.setattr(_core, "cuda_of_driver", lambda: 13000)
+    found = gpus.describe(torch.device("cuda", 3))
+    expected = ("NVIDIA B200", 148, "cuda13000", "paper-8-nodes", 3)
+    told = (found.name, found.multiprocessors, found.driver, found.preset, found.device.index)
+    assert told == expected
+
+
 def test_the_second_reads_what_the_first_measured() -> None:
     first = store.load_or_measure(GPU, _measured)
     assert (first.measured, first.rejected) == (True, "")

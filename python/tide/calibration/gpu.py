@@ -45,7 +45,7 @@ def _driver() -> str:
         version = driver_version(_DRIVER.read_text())
     except OSError:  # a container that hides it
         version = None
-    return version or f"cuda{torch._C._cuda_getDriverVersion()}"
+    return version or f"cuda{_core.cuda_of_driver()}"
 
 
 def missing() -> str | None:
