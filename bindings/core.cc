@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "calibration.h"
 #include "kernels/host/kernels.h"
 #include "layout/format_bytes.h"
 #include "nccl.h"
@@ -130,7 +131,7 @@ class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
                  const std::string& mode, bool share_segments, tide::FabricKind fabric, int device,
-                 nb::object allocate, const Pointers& compute_streams)
+                 nb::object allocate, const Pointers& compute_streams, int sum_ctas)
       : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))),
         segments_(std::make_unique<PythonSegments>(std::move(allocate))) {
     tide::CommunicatorOptions options = tide::OptionsFromEnvironment(fabric);
@@ -140,6 +141,7 @@ class PyCommunicator {
     options.reduce_scatter.mode = tide::ParseMode(mode);
     options.share_segments = share_segments;
     options.device = device;
+    if (sum_ctas > 0) options.sum_ctas = sum_ctas;
     for (const uintptr_t stream : compute_streams) {
       options.compute_streams.push_back(reinterpret_cast<void*>(stream));
     }
@@ -288,11 +290,12 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
       .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool, tide::FabricKind,
-                    int, nb::object, const Pointers&>(),
+                    int, nb::object, const Pointers&, int>(),
            nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
            nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true,
            nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1,
-           nb::arg("allocate") = nb::none(), nb::arg("compute_streams") = Pointers())
+           nb::arg("allocate") = nb::none(), nb::arg("compute_streams") = Pointers(),
+           nb::arg("sum_ctas") = 0)
       .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
       .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
       .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
@@ -388,6 +391,7 @@ NB_MODULE(_core, m) {
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);
   BindCollectives(communicator);
+  BindCalibration(m);
   BindPlan(m);
   BindSim(m);
   BindVerify(m);

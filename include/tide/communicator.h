@@ -51,8 +51,8 @@ struct FaultInjection {
   std::function<bool(const Program&, const Operation&)> may_run;
 };
 
-// Sums keep up with the links on a quarter of an H200's 132 multiprocessors; on more they take more
-// of the GPU's time for the same call.
+// Where nothing has been measured (tide calibrate): sums keep up with the links on a quarter of an
+// H200's 132 multiprocessors; on more they take more of the GPU's time for the same call.
 constexpr int DefaultSumCtas(int multiprocessors) {
   return multiprocessors < 4 ? 1 : multiprocessors / 4;
 }

@@ -26,6 +26,14 @@ struct SumCurve {
   std::vector<Point> points;  // by rising ctas
 };
 
+// Compute time that a sum on so many thread blocks adds to what runs beside it; the bytes that are
+// summed are the same for every number.
+struct AddedTime {
+  int ctas = 0;
+  double ms = 0;
+  double noise_ms = 0;  // differences within it say nothing
+};
+
 struct MachineModel {
   std::string name = "unnamed";
 
@@ -64,6 +72,9 @@ struct MachineModel {
   // Nodes are virtual: rails are NVLink, too, and puts share it with the copies of a node.
   bool rails_over_nvlink = false;
   std::vector<SumCurve> sum_curves;  // by rising sources
+  std::vector<AddedTime> sum_added;  // by rising ctas
+  // What a calibration chose from these two; 0: nothing has been chosen.
+  double sum_ctas = 0;
 
   // Where each number comes from, by name.
   std::map<std::string, std::string> sources;

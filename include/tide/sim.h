@@ -23,7 +23,8 @@
 namespace tide {
 
 struct SimulationOptions {
-  // CTAs of a sum or a landing, at most the multiprocessors; 0: DefaultSumCtas, as on the fabric.
+  // CTAs of a sum or a landing, at most the multiprocessors; 0: as a calibration of the machine
+  // chose, else DefaultSumCtas, as on the fabric.
   int sum_ctas = 0;
   // False leaves out all that is tagged pacing.
   bool pacing = true;

@@ -14,6 +14,7 @@ using internal::JsonField;
 
 constexpr double kMaxRate = 1e9;  // GB/s; anything above is a unit mistake
 constexpr double kMaxTime = 1e6;  // us or ms
+constexpr int kMaxCtas = 1 << 16;
 
 // The five that have no default: sizing divides by the rates.
 constexpr size_t kRequired = 5;
@@ -49,6 +50,7 @@ const std::vector<Number>& Numbers() {
       {"local_pitched_gb_per_s", "GB/s", "the same with a pitch", &M::local_pitched_gb_per_s, 0,
        kMaxRate},
       {"multiprocessors", "", "of one GPU", &M::multiprocessors, 0, 1e4},
+      {"sum_ctas", "", "CTAs of a sum, as a calibration chose", &M::sum_ctas, 0, kMaxCtas},
       {"batch_us", "us", "start of a batch of copies", &M::batch_us, 0, kMaxTime},
       {"copy_us", "us", "each copy of a batch", &M::copy_us, 0, kMaxTime},
       {"pitched_us", "us", "each pitched copy of a batch", &M::pitched_us, 0, kMaxTime},
@@ -69,10 +71,10 @@ const std::vector<Number>& Numbers() {
 }
 
 std::vector<std::string> Fields() {
-  std::vector<std::string> fields = {"base",      "name",          "max_round_width",
-                                     "contexts",  "staging_slots", "multicast_reduction",
-                                     "sources",   "chunk_bytes",   "rails_over_nvlink",
-                                     "sum_curves"};
+  std::vector<std::string> fields = {"base",       "name",          "max_round_width",
+                                     "contexts",   "staging_slots", "multicast_reduction",
+                                     "sources",    "chunk_bytes",   "rails_over_nvlink",
+                                     "sum_curves", "sum_added"};
   for (const Number& number : Numbers()) fields.emplace_back(number.name);
   return fields;
 }
@@ -102,7 +104,7 @@ std::vector<SumCurve> ReadCurves(const JsonField& field) {
     for (const JsonField& point : item.At("points").Items()) {
       const std::vector<JsonField> pair = point.Items();
       if (pair.size() != 2) point.Fail("[CTAs, GB/s]");
-      const auto ctas = static_cast<int>(pair[0].Integer(1, 1 << 16));
+      const auto ctas = static_cast<int>(pair[0].Integer(1, kMaxCtas));
       if (!curve.points.empty() && ctas <= curve.points.back().ctas) {
         pair[0].Fail("points by rising CTAs");
       }
@@ -112,6 +114,19 @@ std::vector<SumCurve> ReadCurves(const JsonField& field) {
     curves.push_back(std::move(curve));
   }
   return curves;
+}
+
+std::vector<AddedTime> ReadAdded(const JsonField& field) {
+  std::vector<AddedTime> times;
+  for (const JsonField& item : field.Items()) {
+    const std::vector<JsonField> parts = item.Items();
+    if (parts.size() != 3) item.Fail("[CTAs, ms, ms of noise]");
+    const auto ctas = static_cast<int>(parts[0].Integer(1, kMaxCtas));
+    if (!times.empty() && ctas <= times.back().ctas) parts[0].Fail("times by rising CTAs");
+    // Noise may make compute faster beside a sum.
+    times.push_back({ctas, parts[1].Number(-kMaxTime, kMaxTime), parts[2].Number(0, kMaxTime)});
+  }
+  return times;
 }
 
 double AtCtas(const SumCurve& curve, int ctas) {
@@ -178,8 +193,9 @@ MachineModel MachineFromJson(const std::string& json) {
   }
   if (has("rails_over_nvlink")) machine.rails_over_nvlink = root.At("rails_over_nvlink").Bool();
   if (has("sum_curves")) machine.sum_curves = ReadCurves(root.At("sum_curves"));
+  if (has("sum_added")) machine.sum_added = ReadAdded(root.At("sum_added"));
   if (has("sources")) {
-    std::vector<std::string> known = {"sum_curves"};
+    std::vector<std::string> known = {"sum_curves", "sum_added"};
     for (const Number& number : Numbers()) known.emplace_back(number.name);
     const JsonField sources = root.At("sources");
     sources.AllowOnly(known);
@@ -206,6 +222,10 @@ std::string ToJson(const MachineModel& machine) {
       points.push_back({point.ctas, point.gb_per_s});
     }
     json["sum_curves"].push_back({{"sources", curve.sources}, {"points", points}});
+  }
+  json["sum_added"] = nlohmann::ordered_json::array();
+  for (const AddedTime& added : machine.sum_added) {
+    json["sum_added"].push_back({added.ctas, added.ms, added.noise_ms});
   }
   json["sources"] = machine.sources;
   return json.dump(1);

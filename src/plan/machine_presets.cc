@@ -29,6 +29,7 @@ MachineModel H200() {
   TIDE_SET(local_copy_gb_per_s, 2092, "cudaMemcpyAsync");
   TIDE_SET(local_pitched_gb_per_s, 831, "cudaMemcpy2DAsync");
   TIDE_SET(multiprocessors, 132, "data sheet");
+  TIDE_SET(sum_ctas, 0, "not calibrated: a quarter of the multiprocessors");
   TIDE_SET(batch_us, 1.45, "copies of 4 KiB in a row take 2.5 us each; less copy_us");
   TIDE_SET(copy_us, 1.05, "a batch of 64 x 4 MiB reaches 359, of 256 x 1 MiB 283 of 395 GB/s");
   TIDE_SET(pitched_us, 2.7, "a pitched batch of 30 x 7 x 64 KiB reaches 118 GB/s, of 8 KiB 20");

@@ -28,6 +28,10 @@ double WireSeconds(const MachineModel& machine, const Topology& topology, const 
 // C_sum (equation 13). An expert lane reads each arriving block once and adds to its output.
 int SumCtas(const MachineModel& machine, const Topology& topology, int64_t grad_item);
 
+// GB/s, read plus written, at which sums keep up with what arrives: on one node through the links,
+// on several through the rail, with the reserve against skew of equation 13.
+double NeededSumGbPerS(const MachineModel& machine, const Topology& topology, int64_t grad_item);
+
 // C_mc (equation 14).
 int LandingCtas(const MachineModel& machine, double wire_seconds, int64_t fp32_bytes, int passes);
 
@@ -47,6 +51,11 @@ struct Chosen {
   T value;
   std::string why;
 };
+
+// Among the counts of sum_added the least that keeps up, or another that keeps up and adds less
+// compute time beyond noise; on several nodes at least equation 13. The fastest if none keeps up.
+// Throws Error(kInvalidArgument) if the machine has no curves or added times.
+Chosen<int> ChooseSumCtas(const MachineModel& machine, const Topology& topology, int64_t grad_item);
 
 // Throws Error(kInvalidArgument) for what does not depend on the machine.
 void CheckRequest(const SizingRequest& request);

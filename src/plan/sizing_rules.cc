@@ -6,6 +6,7 @@
 
 #include "plan/memory_model.h"
 #include "plan/sizing.h"
+#include "tide/error.h"
 
 namespace tide {
 namespace internal {
@@ -14,6 +15,55 @@ namespace {
 constexpr double kGiga = 1e9;
 // Waits for peers may take this much of the wire time before a wider round pays.
 constexpr double kWaitShare = 0.10;
+
+int SourcesOfSum(const Topology& topology) {
+  if (topology.local_ranks > 1) return topology.local_ranks;
+  return std::min(kExpertWaveWidth, std::max(1, topology.nodes - 1));
+}
+
+// Bytes that sums read and write for every byte that the rail moves (equation 13).
+double WorkOfRailByte(const Topology& topology, int64_t grad_item) {
+  const double item = static_cast<double>(grad_item) / 4;
+  if (topology.local_ranks > 1) return topology.local_ranks * item + 1;
+  const double arriving = SourcesOfSum(topology) * item;
+  return (arriving + 2) / arriving;
+}
+
+// The same for every byte that arrives from the siblings of the only node: the owner's own gradient
+// is read, too, and the sum is written in fp32.
+double WorkOfLinkByte(const Topology& topology, int64_t grad_item) {
+  if (topology.local_ranks == 1) return 0;
+  const auto item = static_cast<double>(grad_item);
+  return (topology.local_ranks * item + 4) / ((topology.local_ranks - 1) * item);
+}
+
+// A count that was measured: rate, and time added beside compute.
+struct Candidate {
+  AddedTime added;
+  double gb_per_s = 0;
+};
+
+std::vector<Candidate> MeasuredCandidates(const MachineModel& machine, const Topology& topology) {
+  if (machine.sum_added.empty() || machine.sum_curves.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("machine '{}': expected sum_curves and sum_added to choose the CTAs of "
+                            "a sum from; tide calibrate measures them",
+                            machine.name));
+  }
+  std::vector<Candidate> candidates;
+  for (const AddedTime& added : machine.sum_added) {
+    candidates.push_back({added, machine.SumGbPerS(SourcesOfSum(topology), added.ctas)});
+  }
+  return candidates;
+}
+
+// The first of `keeping` whose added time can't be told from the least.
+const Candidate& LeastDisturbing(const std::vector<Candidate>& keeping, const Candidate& least) {
+  return *std::find_if(keeping.begin(), keeping.end(), [&](const Candidate& candidate) {
+    const double noise = std::hypot(candidate.added.noise_ms, least.added.noise_ms);
+    return candidate.added.ms - least.added.ms <= noise;
+  });
+}
 
 }  // namespace
 
@@ -43,15 +93,56 @@ double WireSeconds(const MachineModel& machine, const Topology& topology, const 
 }
 
 int SumCtas(const MachineModel& machine, const Topology& topology, int64_t grad_item) {
-  const double item = static_cast<double>(grad_item) / 4;
-  // Bytes read and written for every byte that the rail moves.
-  double work = topology.local_ranks * item + 1;
-  if (topology.local_ranks == 1) {
-    const double arriving = std::min(kExpertWaveWidth, std::max(1, topology.nodes - 1)) * item;
-    work = (arriving + 2) / arriving;
-  }
+  const double work = WorkOfRailByte(topology, grad_item);
   return static_cast<int>(
       std::ceil(machine.skew_factor * work * machine.nic_gb_per_s / machine.sum_gb_per_s));
+}
+
+double NeededSumGbPerS(const MachineModel& machine, const Topology& topology, int64_t grad_item) {
+  if (topology.nodes > 1) {
+    return machine.skew_factor * WorkOfRailByte(topology, grad_item) * machine.nic_gb_per_s;
+  }
+  return machine.skew_factor * WorkOfLinkByte(topology, grad_item) * machine.nvlink_gb_per_s;
+}
+
+Chosen<int> ChooseSumCtas(const MachineModel& machine, const Topology& topology,
+                          int64_t grad_item) {
+  const std::vector<Candidate> candidates = MeasuredCandidates(machine, topology);
+  const double needed = NeededSumGbPerS(machine, topology, grad_item);
+  const int at_least = topology.nodes > 1 ? SumCtas(machine, topology, grad_item) : 1;
+  std::vector<Candidate> keeping;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.gb_per_s >= needed && candidate.added.ctas >= at_least) {
+      keeping.push_back(candidate);
+    }
+  }
+  const std::string wanted =
+      topology.nodes > 1
+          ? fmt::format("{:.0f} GB/s of sums for {:g} GB/s of rail, equation 13: {} CTAs", needed,
+                        machine.nic_gb_per_s, at_least)
+          : fmt::format("{:.0f} GB/s of sums for {:g} GB/s of links", needed,
+                        machine.nvlink_gb_per_s);
+  if (keeping.empty()) {
+    const auto fastest = std::max_element(
+        candidates.begin(), candidates.end(),
+        [](const Candidate& a, const Candidate& b) { return a.gb_per_s < b.gb_per_s; });
+    return {fastest->added.ctas,
+            fmt::format("none keeps up ({}): the fastest, {:.0f} GB/s", wanted, fastest->gb_per_s)};
+  }
+  const Candidate& least = *std::min_element(
+      keeping.begin(), keeping.end(),
+      [](const Candidate& a, const Candidate& b) { return a.added.ms < b.added.ms; });
+  const Candidate& chosen = LeastDisturbing(keeping, least);
+  std::string why = fmt::format("keeps up ({}) with {:.0f} GB/s and adds {:.3f} ms", wanted,
+                                chosen.gb_per_s, chosen.added.ms);
+  if (keeping.front().added.ctas != chosen.added.ctas) {
+    why += fmt::format("; {} CTAs keep up, too, and add {:.3f} ms", keeping.front().added.ctas,
+                       keeping.front().added.ms);
+  } else if (least.added.ctas != chosen.added.ctas) {
+    why += fmt::format("; {} CTAs add {:.3f} ms, no less beyond noise", least.added.ctas,
+                       least.added.ms);
+  }
+  return {chosen.added.ctas, why};
 }
 
 int LandingCtas(const MachineModel& machine, double wire_seconds, int64_t fp32_bytes, int passes) {

@@ -21,6 +21,7 @@ constexpr const char* kMemoryLimit = "TIDE_MEMORY_LIMIT";
 constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
 constexpr const char* kStagingSlots = "TIDE_STAGING_SLOTS";
 constexpr const char* kSumCtas = "TIDE_SUM_CTAS";
+constexpr const char* kCalibrate = "TIDE_CALIBRATE";
 constexpr const char* kMulticast = "TIDE_MULTICAST";
 constexpr const char* kCache = "TIDE_CACHE";
 constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
@@ -51,7 +52,11 @@ std::vector<ConfigRow> Table() {
       Row(kStagingSlot, "bytes", "none; 128 MiB on GPUs",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
       Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
-      Row(kSumCtas, "count", "a quarter of the multiprocessors", "CTAs of a sum on a GPU"),
+      Row(kSumCtas, "count", "calibrated, or a quarter of the multiprocessors",
+          "CTAs of a sum on a GPU"),
+      Row(kCalibrate, "word", "on",
+          "off: without TIDE_SUM_CTAS sums take a quarter of the multiprocessors; nothing is "
+          "measured"),
       Row(kMulticast, "word", "off",
           "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
@@ -64,7 +69,7 @@ std::vector<ConfigRow> Table() {
                       "by groups on one node",
                       kMostPasses)),
       Row(kCache, "folder", "~/.cache/tide",
-          "where the file compiled against torch and a private NCCL are kept"),
+          "where the file compiled against torch, a private NCCL and calibrations are kept"),
       Row(kNcclLibrary, "file", "that of `tide nccl install`, or the loaded one",
           "libnccl.so.2 of 2.31.2 or newer for the collectives on GPUs"),
   };
@@ -95,8 +100,9 @@ void ReadVariable(ConfigRow* row) {
     row->number.reset();
     row->problem = fmt::format("{} must be at most {}, not '{}'", kPasses, kMostPasses, row->value);
   }
-  if (row->name == kMulticast && row->value != "on" && row->value != "off") {
-    row->problem = fmt::format("{} must be on or off, not '{}'", kMulticast, row->value);
+  const bool is_switch = row->name == kMulticast || row->name == kCalibrate;
+  if (is_switch && row->value != "on" && row->value != "off") {
+    row->problem = fmt::format("{} must be on or off, not '{}'", row->name, row->value);
   }
   if (row->name == kPlacement) {
     try {

@@ -23,7 +23,9 @@ const MachineModel& Checked(const MachineModel& machine) {
 
 int CheckedCtas(const MachineModel& machine, int sum_ctas) {
   const auto most = static_cast<int>(machine.multiprocessors);
-  if (sum_ctas >= 0 && sum_ctas <= most) return sum_ctas > 0 ? sum_ctas : DefaultSumCtas(most);
+  const auto calibrated = static_cast<int>(machine.sum_ctas);
+  if (sum_ctas == 0) sum_ctas = calibrated > 0 ? calibrated : DefaultSumCtas(most);
+  if (sum_ctas > 0 && sum_ctas <= most) return sum_ctas;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("sum CTAs: expected 0 to {}, the multiprocessors of machine '{}', got {}",
                           most, machine.name, sum_ctas));

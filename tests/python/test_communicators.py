@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tide import _core
 from tide.fsdp.communicators import Channel
 from tide.fsdp.handle import Handle
+from tide.fsdp.sum_budget import SumBudget
 
 
 class _Core:
@@ -37,7 +38,8 @@ def _channel(monkeypatch: pytest.MonkeyPatch, aliased: int) -> Channel:
     monkeypatch.setattr(_Core, "aliased_streams", aliased)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
     device = torch.device("cuda", 0)
-    return Channel(_Group(), device, 5.0, None, "in_place", compute_streams=[0, 7])
+    sums = SumBudget(24, "a sum takes 24 CTAs")
+    return Channel(_Group(), device, 5.0, None, "in_place", compute_streams=[0, 7], sums=sums)
 
 
 def test_streams_and_memory_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +49,7 @@ def test_streams_and_memory_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> 
     assert _Core.asked["compute_streams"] == [0, 7]
     assert _Core.asked["allocate"] == channel.segment_memory.allocate
     assert channel.aliasing == ""
+    assert _Core.asked["sum_ctas"] == 24
 
 
 def test_aliases_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,14 +187,14 @@ def launch(
             _stop(processes)
 
 
-def check_output(file: Path | None) -> None:
+def check_output(file: Path | None, option: str = "--json") -> None:
     """Raises ValueError, before anything is measured, if the file can't be written."""
     if file is None:
         return
     if not file.absolute().parent.is_dir():
-        raise ValueError(f"--json: expected an existing folder, got {file.parent}")
+        raise ValueError(f"{option}: expected an existing folder, got {file.parent}")
     if file.is_dir():
-        raise ValueError(f"--json: expected a file, got the folder {file}")
+        raise ValueError(f"{option}: expected a file, got the folder {file}")
 
 
 def available_bytes() -> int | None:

@@ -1,4 +1,4 @@
-"""The command line: `tide info`, `plan`, `verify`, `sim ...`, `bench ...`, `nccl ...`."""
+"""The command line: `tide info`, `plan`, `verify`, `sim`, `calibrate`, `bench ...`, `nccl ...`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 
 from tide.bench.terminal import make_console, make_progress
+from tide.cli.calibrate import calibrate
 from tide.cli.nccl import nccl
 from tide.cli.plan import plan
 from tide.cli.sim import sim
@@ -35,6 +36,7 @@ app.add_typer(nccl, name="nccl")
 app.add_typer(sim, name="sim")
 app.command()(plan)
 app.command()(verify)
+app.command()(calibrate)
 
 Ranks = Annotated[int, typer.Option(min=2, help="processes of this machine")]
 Nodes = Annotated[int, typer.Option(min=1, help="virtual nodes; must divide the ranks")]

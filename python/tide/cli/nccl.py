@@ -29,8 +29,7 @@ nccl = typer.Typer(no_args_is_help=True, help="The private copy of NCCL that GPU
 
 def folder() -> Path:
     """Returns where the copy is kept."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(settings.text("TIDE_CACHE") or home / "tide") / "nccl"
+    return settings.cache_folder() / "nccl"
 
 
 def _download(target: Path) -> Path:

@@ -17,6 +17,7 @@ from tide.fsdp import settings
 from tide.fsdp.errors import make_error
 from tide.fsdp.segment_memory import SegmentMemory
 from tide.fsdp.slots import align
+from tide.fsdp.sum_budget import SumBudget, sum_budget
 
 if TYPE_CHECKING:
     from tide.fsdp.slots import Slot
@@ -118,12 +119,14 @@ class Channel:
         nodes: int | None,
         mode: str,
         compute_streams: Sequence[int] = (),
+        sums: SumBudget | None = None,
     ) -> None:
         self._process_group = weakref.ref(process_group)
         self.device = device
         self.ranks = dist.get_process_group_ranks(process_group)
         self.world, self.rank = process_group.size(), process_group.rank()
         self.timeout = timeout
+        self.sums = sums or SumBudget()
         on_gpu = device.type == "cuda"
         self.segment_memory = SegmentMemory(device) if on_gpu else None
         self.core = _core.Communicator(
@@ -138,6 +141,7 @@ class Channel:
             device=device.index if device.index is not None else -1,
             allocate=self.segment_memory.allocate if on_gpu else None,
             compute_streams=list(compute_streams),
+            sum_ctas=self.sums.ctas,
         )
         self.aliasing = _aliasing(self.core.aliased_streams)
         if self.aliasing:
@@ -242,6 +246,7 @@ def channel_for(
     nodes: int | None = None,
     mode: str = "in_place",
     compute_streams: Sequence[int] = (),
+    grad_bytes: int = 2,
 ) -> Channel:
     """Returns the process group's channel, creating it at the first call. Collective.
 
@@ -253,6 +258,7 @@ def channel_for(
         mode: "in_place" or "slot_reuse".
         compute_streams: those of a GPU that must not stand still while TIDE waits for other ranks;
             looked at when the channel is created.
+        grad_bytes: of an element of a gradient, for the CTAs of a sum.
 
     Raises:
         tide.Error: "unsupported" if its ranks do not share memory, or their GPUs or NCCL lack
@@ -269,7 +275,8 @@ def channel_for(
         # Failed, or of an earlier process group of that name.
         known[1].core.close()
     seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group, device)
-    channel = Channel(process_group, device, seconds, nodes, mode, compute_streams)
+    sums = sum_budget(device, process_group.size(), nodes, grad_bytes)
+    channel = Channel(process_group, device, seconds, nodes, mode, compute_streams, sums)
     _channels[key] = (weakref.ref(process_group), channel)
     return channel
 

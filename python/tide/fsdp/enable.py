@@ -213,6 +213,12 @@ def _compute_streams(device: torch.device, members: list[_Member]) -> list[int]:
     return sorted(streams)
 
 
+def _grad_bytes(members: list[_Member]) -> int:
+    """Returns the bytes of an element of the largest group's widest gradient."""
+    layouts = max((m.state.layouts for m in members), key=lambda own: sum(p.numel for p in own))
+    return max(layout.dtype.itemsize for layout in layouts)
+
+
 def _connect(
     process_group: dist.ProcessGroup, members: list[_Member], options: Options
 ) -> SlotPool | None:
@@ -232,6 +238,7 @@ def _connect(
             options.nodes,
             options.lane_mode(),
             _compute_streams(device, served),
+            _grad_bytes(served),
         )
     except _core.Error as error:
         if error.code != "unsupported":

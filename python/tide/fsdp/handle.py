@@ -156,6 +156,7 @@ class Handle:
         unshared = self._unshared_notes()
         notes = [*self._timeout_notes(), *self._node_notes(), *unshared, *self._segment_notes()]
         notes += sorted(self._multicast_notes())
+        notes += sorted({channel.sums.note for channel in self.channels if channel.sums.note})
         notes += sorted(self._unwatched_notes())
         notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
         notes += self._mode_notes()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 from tide import _core
@@ -14,6 +16,7 @@ _COMMON = (
     "TIDE_STAGING_SLOT",
     "TIDE_STAGING_SLOTS",
     "TIDE_SUM_CTAS",
+    "TIDE_CALIBRATE",
     "TIDE_NODES",
     "TIDE_PLACEMENT",
     "TIDE_ROUND_WIDTH",
@@ -41,6 +44,12 @@ def text(name: str) -> str | None:
     """Returns the value of a variable, or None if it is not set."""
     row = _rows()[name]
     return row["value"] if row["source"] == "environment" else None
+
+
+def cache_folder() -> Path:
+    """Returns where TIDE keeps what it can make again; src/run/config.cc looks there, too."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(text("TIDE_CACHE") or home / "tide")
 
 
 def problem() -> str | None:

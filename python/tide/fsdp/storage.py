@@ -56,10 +56,8 @@ def _candidates(source: Path) -> list[Path]:
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
     key = f"{torch.__version__}-{_cxx11_abi()}-{digest}"
     root = _checkout()
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(settings.text("TIDE_CACHE") or home / "tide")
     folders = [root / "build" / "torch_storage" / key] if root else []
-    return [*folders, cache / key]
+    return [*folders, settings.cache_folder() / key]
 
 
 def _compiler() -> list[str]:

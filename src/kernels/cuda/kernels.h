@@ -30,6 +30,10 @@ namespace tide::kernels::cuda {
 
 using Stream = void*;
 
+// Of the kernels below. Rises with every change to their speed: calibrations (tide calibrate) of
+// other versions don't count.
+inline constexpr int kSumVersion = 1;
+
 // An address: base pointer number `base` of the launch plus `offset` bytes. It must be a multiple
 // of the element's size.
 struct Operand {

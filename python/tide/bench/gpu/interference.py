@@ -23,6 +23,7 @@ from tide.bench.gpu.contestants import MAKERS, Body
 from tide.bench.gpu.rank import Rank, next_spin
 from tide.bench.launch import Context, launch
 from tide.bench.stats import median_interval, slowest
+from tide.calibration.victims import make_victims
 
 BURST_MS = 22.0
 CALLS = 2  # beside one burst
@@ -52,33 +53,6 @@ class Burst:
         """Enqueues the burst on the current stream."""
         for _ in range(self.count):
             self.body()
-
-
-def make_victims(device: torch.device, scale: int = 1) -> dict[str, Body]:
-    """Returns the computations that are disturbed, by name.
-
-    Args:
-        device: where they run.
-        scale: divides every dimension; for machines without a GPU.
-    """
-    wide, thin = 8192 // scale, 256 // scale
-    experts, inner, hidden = 128 // scale, 2048 // scale, 768 // scale
-    like = {"device": device, "dtype": torch.bfloat16}
-    a, b = torch.randn(wide, wide, **like), torch.randn(wide, wide, **like)
-    thin_a = torch.randn(thin, wide, **like)
-    square, thin_out = torch.empty(wide, wide, **like), torch.empty(thin, wide, **like)
-    x = torch.randn((1 << 27) // scale**2, **like)  # 256 MiB
-    y = torch.empty_like(x)
-    # Every expert of a mixture on its own tokens: tiles for every multiprocessor, many times over.
-    tokens = torch.randn(experts, thin, inner, **like)
-    weights = torch.randn(experts, inner, hidden, **like)
-    grouped = torch.empty(experts, thin, hidden, **like)
-    return {
-        "gemm 256x8192x8192": lambda: torch.mm(thin_a, b, out=thin_out),
-        "gemm 8192^3": lambda: torch.mm(a, b, out=square),
-        "elementwise 256 MiB": lambda: torch.mul(x, 2, out=y),
-        "bmm 128x256x2048x768": lambda: torch.bmm(tokens, weights, out=grouped),
-    }
 
 
 def burst_count(run_ms: float) -> int:
