@@ -27,6 +27,8 @@ struct StagingOptions {
   // The last chunks of a block halve down to this many bytes, so that little is left to sum when
   // the last one has arrived. 0: all chunks but the last fill their slots.
   int64_t taper_bytes = 0;
+  // Upper bound of one slot of every local rank together, where `slot_bytes` is one; 0: none.
+  int64_t node_bytes = 0;
 };
 
 // Constants of the all-gather lane: equal for all groups and ranks.
@@ -134,10 +136,11 @@ RegionBytes ReduceScatterRegions(const GroupLayout& layout, const ReduceScatterS
 // only.
 int64_t StagedBytes(const GroupLayout& layout, const ReduceScatterSpec& spec);
 
-// Bytes of a slot for calls that stage at most `staged_bytes`: as much, but no more than `bound`
-// (0: no bound), and a cache line for each row of a block.
-int64_t StagingSlotBytes(int64_t staged_bytes, int64_t bound, const Topology& topology,
-                         int round_width);
+// Bytes of a slot for calls that stage at most `staged_bytes`: as much, but no more than the bounds
+// (of slot_bytes 0: none), with more than two slots no more than twice as much in all, and a cache
+// line for each row of a block.
+int64_t StagingSlotBytes(int64_t staged_bytes, const StagingOptions& bounds,
+                         const Topology& topology, int round_width);
 
 // Bytes of the staging region of one rank (paper, equation 10 with M = 1: (L-1) peers, n_stg
 // slots).

@@ -232,10 +232,15 @@ int64_t StagedBytes(const GroupLayout& layout, const ReduceScatterSpec& spec) {
   return ShardSpan(layout, spec).StagedBytes();
 }
 
-int64_t StagingSlotBytes(int64_t staged_bytes, int64_t bound, const Topology& topology,
-                         int round_width) {
-  const int64_t wanted =
-      bound > 0 ? std::min(staged_bytes, AlignUp(bound, kStagingAlignment)) : staged_bytes;
+int64_t StagingSlotBytes(int64_t staged_bytes, const StagingOptions& bounds,
+                         const Topology& topology, int round_width) {
+  int64_t wanted = staged_bytes;
+  const auto bound = [&](int64_t bytes) {
+    wanted = std::min(wanted, AlignUp(bytes, kStagingAlignment));
+  };
+  if (bounds.slot_bytes > 0) bound(bounds.slot_bytes);
+  if (bounds.node_bytes > 0) bound(bounds.node_bytes / topology.local_ranks);
+  if (bounds.slots > 2) bound((2 * staged_bytes + bounds.slots - 1) / bounds.slots);
   const int round = std::min(round_width, topology.nodes);  // no round is wider
   return std::max(wanted, std::max(topology.local_ranks, round) * kStagingAlignment);
 }

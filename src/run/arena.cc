@@ -20,7 +20,7 @@ Arena::Arena(Fabric* fabric, const AllGatherOptions& all_gather,
              const ReduceScatterOptions& reduce_scatter)
     : fabric_(*fabric),
       all_gather_(all_gather),
-      max_slot_bytes_(reduce_scatter.staging.slot_bytes),
+      staging_bounds_(reduce_scatter.staging),
       reduce_scatter_(reduce_scatter) {
   reduce_scatter_.staging.slot_bytes = 0;
 }
@@ -58,7 +58,7 @@ RegionBytes Arena::Largest(const std::vector<Need>& needs) const {
 int64_t Arena::SlotBytes(const std::vector<Need>& needs) const {
   int64_t staged = reduce_scatter_.staging.slot_bytes;
   for (const Need& need : needs) staged = std::max(staged, StagedBytes(*need.layout, need.spec));
-  return StagingSlotBytes(staged, max_slot_bytes_, fabric_.topology(), reduce_scatter_.round_width);
+  return StagingSlotBytes(staged, staging_bounds_, fabric_.topology(), reduce_scatter_.round_width);
 }
 
 bool Arena::Reserve(const std::vector<Need>& needs) {

@@ -48,7 +48,7 @@ class Arena {
 
   Fabric& fabric_;
   const AllGatherOptions all_gather_;
-  const int64_t max_slot_bytes_;
+  const StagingOptions staging_bounds_;  // as above
   ReduceScatterOptions reduce_scatter_;
   RegionBytes regions_;
   SegmentView stage_;

@@ -39,7 +39,8 @@ int64_t HashGroup(const GroupLayout& layout, const CommunicatorOptions& options)
         static_cast<int64_t>(reduce.placement), static_cast<int64_t>(reduce.mode),
         int64_t{reduce.wave_width}, int64_t{reduce.round_width}, int64_t{reduce.passes},
         int64_t{reduce.generations}, int64_t{reduce.contexts}, reduce.min_stripe_bytes,
-        reduce.staging.slot_bytes, int64_t{reduce.staging.slots}, reduce.staging.taper_bytes}) {
+        reduce.staging.slot_bytes, int64_t{reduce.staging.slots}, reduce.staging.taper_bytes,
+        reduce.staging.node_bytes}) {
     key.Add(word);
   }
   key.Add(layout.name());

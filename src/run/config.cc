@@ -33,8 +33,11 @@ constexpr const char* kPasses = "TIDE_PASSES";
 constexpr double kMostSeconds = 1e9;
 
 // Large chunks keep the copy engines busy, and the sum of one runs beside the copy of the next.
-constexpr StagingOptions kGpuStaging = {
-    .slot_bytes = int64_t{128} << 20, .slots = 2, .taper_bytes = int64_t{16} << 20};
+// Beside compute a sum takes longer than its copy: with four slots pushes go on meanwhile.
+constexpr StagingOptions kGpuStaging = {.slot_bytes = int64_t{128} << 20,
+                                        .slots = 4,
+                                        .taper_bytes = int64_t{16} << 20,
+                                        .node_bytes = int64_t{512} << 20};
 
 constexpr int64_t kGpuFirstCastBytes = int64_t{8} << 20;
 
@@ -51,7 +54,7 @@ std::vector<ConfigRow> Table() {
           "GPU; all communicators of a process count"),
       Row(kStagingSlot, "bytes", "none; 128 MiB on GPUs",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
-      Row(kStagingSlots, "count", "1; 2 on GPUs", "n_stg: staging slots for each sibling"),
+      Row(kStagingSlots, "count", "1; 4 on GPUs", "n_stg: staging slots for each sibling"),
       Row(kSumCtas, "count", "calibrated, or a quarter of the multiprocessors",
           "CTAs of a sum on a GPU"),
       Row(kCalibrate, "word", "on",
@@ -179,6 +182,7 @@ CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
     if (row.name == kMemoryLimit) options.memory_limit_bytes = static_cast<int64_t>(*row.number);
     if (row.name == kStagingSlot) {
       options.reduce_scatter.staging.slot_bytes = static_cast<int64_t>(*row.number);
+      options.reduce_scatter.staging.node_bytes = 0;
     }
     if (row.name == kStagingSlots) {
       options.reduce_scatter.staging.slots = static_cast<int>(*row.number);

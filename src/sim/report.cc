@@ -39,10 +39,12 @@ ReduceScatterOptions ReduceScatterOf(const SizingRequest& request, const SizedGr
   chosen.round_width = request.round_width.value_or(chosen.round_width);
   chosen.passes = request.topology.nodes == 1 ? 1 : request.passes.value_or(chosen.passes);
   chosen.check_interrupt = options.simulation.check_interrupt;
-  chosen.staging.slot_bytes =
-      StagingSlotBytes(StagedBytes(group.layout, group.spec),
-                       request.chunk_bytes.value_or(chosen.staging.slot_bytes), request.topology,
-                       chosen.round_width);
+  if (request.chunk_bytes) {
+    chosen.staging.slot_bytes = *request.chunk_bytes;
+    chosen.staging.node_bytes = 0;
+  }
+  chosen.staging.slot_bytes = StagingSlotBytes(
+      StagedBytes(group.layout, group.spec), chosen.staging, request.topology, chosen.round_width);
   return chosen;
 }
 

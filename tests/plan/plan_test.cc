@@ -331,6 +331,20 @@ TEST(Plan, InterruptsAreLookedForAmongChunks) {
   EXPECT_THROW(plan(64, 4), Enough);
 }
 
+TEST(StagingSlots, HoldWhatACallStagesButNoMoreThanTheirBounds) {
+  const auto slot = [](int64_t staged, const StagingOptions& bounds, int local_ranks) {
+    return StagingSlotBytes(staged, bounds, {1, local_ranks}, 1);
+  };
+  constexpr int64_t kMega = 1 << 20;
+  EXPECT_EQ(slot(kMega, {}, 2), kMega);
+  EXPECT_EQ(slot(kMega, {4096, 2}, 2), 4096);
+  EXPECT_EQ(slot(kMega, {4096 * kMega, 2}, 2), kMega);
+  EXPECT_EQ(slot(kMega, {.slot_bytes = 4096, .slots = 2, .node_bytes = 8192}, 2), 4096);
+  EXPECT_EQ(slot(kMega, {.slot_bytes = 4096, .slots = 2, .node_bytes = 8192}, 4), 2048);
+  EXPECT_EQ(slot(kMega, {.slots = 4}, 2), kMega / 2);
+  EXPECT_EQ(slot(0, {.slots = 4}, 2), 2 * kStagingAlignment);
+}
+
 TEST(Program, FloorKeepsDataOnly) {
   const Topology topology{1, 3};
   const GroupLayout layout("g", {{"p", 8, 2, DType::kBF16}}, 3);

@@ -59,7 +59,7 @@ TEST(Config, GpusHaveTheirOwnDefaults) {
   const CommunicatorOptions gpu = OptionsFromEnvironment(FabricKind::kNccl);
   EXPECT_EQ(gpu.fabric, FabricKind::kNccl);
   EXPECT_EQ(gpu.reduce_scatter.staging.slot_bytes, 128 << 20);
-  EXPECT_EQ(gpu.reduce_scatter.staging.slots, 2);
+  EXPECT_EQ(gpu.reduce_scatter.staging.slots, 4);
   EXPECT_GT(gpu.reduce_scatter.staging.taper_bytes, 0);
   EXPECT_GT(gpu.all_gather.first_cast_bytes, 0);
   const Variable multicast("TIDE_MULTICAST", "on");
