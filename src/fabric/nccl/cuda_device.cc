@@ -58,17 +58,20 @@ void FindEntry(const char* name, Function* function) {
 
 class SumKernel final : public Kernel {
  public:
-  SumKernel(const std::vector<SumItem>& items, int ctas, SumPath path = SumPath::kAuto)
-      : batch_(items, path), ctas_(ctas) {}
+  SumKernel(const std::vector<SumItem>& items, int ctas, int priority,
+            SumPath path = SumPath::kAuto)
+      : batch_(items, path), ctas_(ctas), priority_(priority) {}
   void Launch(const void* const* bases, const SumCall& call, Stream stream) override {
     SumCall budgeted = call;
     budgeted.ctas = ctas_;
+    budgeted.priority = priority_;
     batch_.Launch(bases, budgeted, stream);
   }
 
  private:
   SumBatch batch_;
   const int ctas_;
+  const int priority_;
 };
 
 class ZeroKernel final : public Kernel {
@@ -107,7 +110,10 @@ class CudaDevice final : public Device {
                   fmt::format("expected a GPU of compute capability 8.0 or newer, got {}.{}", major,
                               Attribute(cudaDevAttrComputeCapabilityMinor)));
     }
-    CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest_, &highest_), "asking for priorities");
+    int lowest = 0;
+    CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for priorities");
+    // Casts take every multiprocessor and end late; a sum gives back staging that a push waits for.
+    cast_priority_ = std::min(highest_ + 1, lowest);
     multiprocessors_ = Attribute(cudaDevAttrMultiProcessorCount);
     if (sum_ctas_ == 0) sum_ctas_ = DefaultSumCtas(multiprocessors_);
   }
@@ -120,11 +126,9 @@ class CudaDevice final : public Device {
 
   void MakeCurrent() override { CheckCuda(cudaSetDevice(index_), "choosing the GPU"); }
 
-  using Device::CreateStream;
-  Stream CreateStream(Priority priority) override {
+  Stream CreateStream() override {
     cudaStream_t stream = nullptr;
-    const int number = priority == Priority::kFirst ? highest_ : std::min(highest_ + 1, lowest_);
-    CheckCuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number),
+    CheckCuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest_),
               "making a stream");
     return stream;
   }
@@ -156,13 +160,13 @@ class CudaDevice final : public Device {
   void MemoryOps(std::span<const MemoryOp> batch, Stream stream) override;
 
   std::unique_ptr<Kernel> MakeSum(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, sum_ctas_);
+    return std::make_unique<SumKernel>(items, sum_ctas_, highest_);
   }
   std::unique_ptr<Kernel> MakeCast(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, multiprocessors_);
+    return std::make_unique<SumKernel>(items, multiprocessors_, cast_priority_);
   }
   std::unique_ptr<Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, sum_ctas_, SumPath::kMulticast);
+    return std::make_unique<SumKernel>(items, sum_ctas_, highest_, SumPath::kMulticast);
   }
   std::unique_ptr<Kernel> MakeZero(const std::vector<ZeroItem>& items) override {
     return std::make_unique<ZeroKernel>(items, multiprocessors_);
@@ -212,8 +216,8 @@ class CudaDevice final : public Device {
   }
 
   int index_;
-  int highest_ = 0;  // priority: a smaller number
-  int lowest_ = 0;
+  int highest_ = 0;  // priority
+  int cast_priority_ = 0;
   int sum_ctas_;
   int multiprocessors_ = 1;
   DriverApi driver_;

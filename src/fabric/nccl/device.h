@@ -58,21 +58,14 @@ class Kernel {
                       Stream stream) = 0;
 };
 
-// Whose kernels get multiprocessors first. Both go before compute of the ordinary priority.
-enum class Priority : uint8_t {
-  kFirst,   // the device's highest
-  kSecond,  // casts: they take every multiprocessor, and a sum gives back staging that pushes await
-};
-
 class Device {
  public:
   virtual ~Device() = default;
   // Makes the device current on the calling thread. Every thread calls it once.
   virtual void MakeCurrent() = 0;
 
-  // Not blocked by the legacy stream.
-  virtual Stream CreateStream(Priority priority) = 0;
-  Stream CreateStream() { return CreateStream(Priority::kFirst); }
+  // Not blocked by the legacy stream, of the highest priority.
+  virtual Stream CreateStream() = 0;
   virtual void DestroyStream(Stream stream) = 0;
   virtual EventHandle CreateEvent() = 0;
   virtual void DestroyEvent(EventHandle event) = 0;

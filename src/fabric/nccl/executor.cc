@@ -6,24 +6,6 @@
 #include "tide/error.h"
 
 namespace tide::nccl {
-namespace {
-
-// Whether the stream has casts, and beside them nothing but events.
-bool OnlyCasts(const Lowered& lowered, int stream) {
-  bool casts = false;
-  for (const Command& command : lowered.commands) {
-    if (command.stream != stream || command.kind == CommandKind::kRecord ||
-        command.kind == CommandKind::kAwait) {
-      continue;
-    }
-    if (command.kind != CommandKind::kSum) return false;
-    if (lowered.sums[static_cast<size_t>(command.first)].kind != SumKind::kCast) return false;
-    casts = true;
-  }
-  return casts;
-}
-
-}  // namespace
 
 Executor::Executor(int rank, const Topology& topology, Device& device,
                    const Communicators& communicators, const Segments& segments,
@@ -42,18 +24,15 @@ Executor::~Executor() {
     for (const auto& [name, stream] : state.streams) device_.DestroyStream(stream);
     for (const EventHandle event : state.events) device_.DestroyEvent(event);
   }
-  for (const auto& spare : spare_) {
-    for (const Stream stream : spare) device_.DestroyStream(stream);
-  }
+  for (const Stream stream : spare_) device_.DestroyStream(stream);
   for (const EventHandle event : ends_) device_.DestroyEvent(event);
 }
 
 // Every stream of a program waits for a peer, be it through an event of another one.
-Stream Executor::TakeStream(Priority priority) {
-  std::vector<Stream>& spare = spare_[static_cast<size_t>(priority)];
-  if (spare.empty()) return device_.CreateStream(priority);
-  const Stream stream = spare.back();
-  spare.pop_back();
+Stream Executor::TakeStream() {
+  if (spare_.empty()) return device_.CreateStream();
+  const Stream stream = spare_.back();
+  spare_.pop_back();
   return stream;
 }
 
@@ -87,8 +66,7 @@ std::shared_ptr<LoweredProgram> Executor::Prepare(const Program& program) {
   LaneState& state = lane(program.lane);
   for (const std::string& name : prepared->lowered.streams) {
     const auto [found, added] = state.streams.emplace(name, nullptr);
-    const bool casts = OnlyCasts(prepared->lowered, static_cast<int>(prepared->streams.size()));
-    if (added) found->second = TakeStream(casts ? Priority::kSecond : Priority::kFirst);
+    if (added) found->second = TakeStream();
     prepared->streams.push_back(found->second);
   }
   while (static_cast<int>(state.events.size()) < prepared->lowered.events) {

@@ -39,9 +39,7 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Streams that programs get before new ones are made; destroyed with the executor.
-  void Adopt(Priority priority, std::vector<Stream> streams) {
-    spare_[static_cast<size_t>(priority)] = std::move(streams);
-  }
+  void Adopt(std::vector<Stream> streams) { spare_ = std::move(streams); }
   std::shared_ptr<LoweredProgram> Prepare(const Program& program);
   // Enqueues the call: after what the caller's stream holds now, and before what it gets next.
   // Without a stream nothing orders it. Returns the event that stands for its end.
@@ -58,7 +56,7 @@ class Executor {
     std::vector<EventHandle> events;
   };
 
-  Stream TakeStream(Priority priority);
+  Stream TakeStream();
   std::unique_ptr<Kernel> MakeKernel(const LoweredSum& sum);
   LaneState& lane(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
   void ResolveBases(const Call& call, const Lowered& lowered);
@@ -82,7 +80,7 @@ class Executor {
   Counters& counters_;
   Watchdog& watchdog_;
   std::array<LaneState, kLanes> lanes_;
-  std::array<std::vector<Stream>, 2> spare_;  // by priority
+  std::vector<Stream> spare_;
   std::vector<EventHandle> ends_;
   std::vector<std::weak_ptr<LoweredProgram>> programs_;
 

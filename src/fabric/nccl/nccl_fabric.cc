@@ -24,8 +24,6 @@ constexpr std::chrono::microseconds kPollPause{20};
 // What the programs of all lanes use; further ones would not be looked at.
 constexpr int kStreamsOfANode = 8;
 constexpr int kStreamsOfNodes = 16;
-// For the casts of all-gathers.
-constexpr int kSecondStreams = 1;
 // How long the destructor waits for the other ranks to end, too.
 constexpr std::chrono::seconds kLeaveTimeout{10};
 constexpr const char* kMulticast = "multicast inside a node";
@@ -173,12 +171,11 @@ void NcclFabric::ChooseStreams() {
   TakeStep(bootstrap_, "choosing streams", "", [&] {
     if (options_.compute_streams.empty()) return;
     const int count = topology_.nodes > 1 ? kStreamsOfNodes : kStreamsOfANode;
-    FoundStreams found = FindStreams(
-        *parts_.device, options_.compute_streams, count, kSecondStreams, [&](EventHandle event) {
+    FoundStreams found =
+        FindStreams(*parts_.device, options_.compute_streams, count, [&](EventHandle event) {
           WaitFor(event, "what the caller's streams hold", options_.timeout);
         });
-    executor_->Adopt(Priority::kFirst, std::move(found.streams));
-    executor_->Adopt(Priority::kSecond, std::move(found.second));
+    executor_->Adopt(std::move(found.streams));
     aliased_streams_ = found.aliases;
   });
 }

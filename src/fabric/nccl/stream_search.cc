@@ -45,12 +45,11 @@ class Search {
         touch_(device.MakeZero({{{0, 0}, sizeof(uint64_t)}})),
         waited_(device.CreateEvent()) {}
 
-  FoundStreams Find(int count, int second);
+  FoundStreams Find(int count);
 
  private:
   using Numbers = std::vector<size_t>;  // of streams in others_
 
-  std::vector<Stream> Choose(int count, Priority priority, int* aliases);
   void MakeEnds();
   Numbers Everyone() const;
   Judged Judge(Stream stream);
@@ -70,46 +69,40 @@ class Search {
   std::vector<EventHandle> ends_;  // by number of the stream
 };
 
-FoundStreams Search::Find(int count, int second) {
+FoundStreams Search::Find(int count) {
   // What compute holds, and loading the kernel, say nothing about how long it takes.
   MakeEnds();
   Touch(Everyone());
   Finish(Everyone());
-  FoundStreams result;
-  result.streams = Choose(count, Priority::kFirst, &result.aliases);
-  result.second = Choose(second, Priority::kSecond, &result.aliases);
-  for (const EventHandle event : ends_) device_.DestroyEvent(event);
-  device_.DestroyEvent(waited_);
-  return result;
-}
-
-std::vector<Stream> Search::Choose(int count, Priority priority, int* aliases) {
-  std::vector<Stream> chosen;
   std::vector<Judged> rejected;
-  const auto missing = [&] { return static_cast<int>(chosen.size()) < count; };
-  for (int tries = count + kSpareStreams; missing() && tries > 0; --tries) {
-    const Judged judged = Judge(device_.CreateStream(priority));
+  int found = 0;
+  for (int tries = count + kSpareStreams; found < count && tries > 0; --tries) {
+    const Judged judged = Judge(device_.CreateStream());
     if (judged.compute + judged.own > 0) {
       rejected.push_back(judged);
       continue;
     }
     others_.push_back(judged.stream);
-    chosen.push_back(judged.stream);
+    ++found;
   }
   // In one queue TIDE's own streams cost time, but only TIDE's: the order of a program's commands
   // is one that a single queue can run.
   std::stable_sort(rejected.begin(), rejected.end(), [](const Judged& a, const Judged& b) {
     return std::pair(a.compute, a.own) < std::pair(b.compute, b.own);
   });
+  FoundStreams result;
+  result.streams.assign(others_.begin() + static_cast<std::ptrdiff_t>(compute_), others_.end());
   for (const Judged& judged : rejected) {
-    if (!missing()) {
+    if (static_cast<int>(result.streams.size()) == count) {
       device_.DestroyStream(judged.stream);
       continue;
     }
-    chosen.push_back(judged.stream);
-    *aliases += judged.compute > 0 ? 1 : 0;
+    result.streams.push_back(judged.stream);
+    result.aliases += judged.compute > 0 ? 1 : 0;
   }
-  return chosen;
+  for (const EventHandle event : ends_) device_.DestroyEvent(event);
+  device_.DestroyEvent(waited_);
+  return result;
 }
 
 void Search::MakeEnds() {
@@ -185,9 +178,9 @@ void Search::Finish(const Numbers& streams) {
 
 }  // namespace
 
-FoundStreams FindStreams(Device& device, const std::vector<Stream>& compute, int count, int second,
+FoundStreams FindStreams(Device& device, const std::vector<Stream>& compute, int count,
                          const std::function<void(EventHandle)>& wait) {
-  return Search(device, compute, wait).Find(count, second);
+  return Search(device, compute, wait).Find(count);
 }
 
 }  // namespace tide::nccl

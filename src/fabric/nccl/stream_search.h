@@ -15,16 +15,14 @@
 namespace tide::nccl {
 
 struct FoundStreams {
-  std::vector<Stream> streams;  // the caller's to destroy, like the next
-  std::vector<Stream> second;   // of Priority::kSecond
+  std::vector<Stream> streams;  // the caller's to destroy
   int aliases = 0;              // those among them that share a hardware queue with compute
 };
 
-// Makes `count` streams and `second` of the second priority, any of which may wait for a peer: that
-// share no hardware queue with the `compute` streams, nor with each other if there are enough.
-// Blocks until the compute streams have run what they hold; `wait` returns when an event is
-// reached, or throws.
-FoundStreams FindStreams(Device& device, const std::vector<Stream>& compute, int count, int second,
+// Makes `count` streams, any of which may wait for a peer: that share no hardware queue with the
+// `compute` streams, nor with each other if there are enough. Blocks until the compute streams have
+// run what they hold; `wait` returns when an event is reached, or throws.
+FoundStreams FindStreams(Device& device, const std::vector<Stream>& compute, int count,
                          const std::function<void(EventHandle)>& wait);
 
 }  // namespace tide::nccl

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tide/dtype.h"
@@ -65,6 +66,7 @@ struct SumCall {
   float scale = 1.0f;
   bool accumulate = false;
   int ctas = 16;
+  std::optional<int> priority = {};  // as CUDA counts, lower first; the stream's if empty
 };
 
 namespace internal {

@@ -146,10 +146,8 @@ class FakeDevice final : public nccl::Device {
       : keeps_(std::move(world)), world_(*keeps_), rank_(rank) {}
 
   void MakeCurrent() override {}
-  using Device::CreateStream;
-  Stream CreateStream(nccl::Priority priority) override {
+  Stream CreateStream() override {
     ++world_.calls(rank_).streams;
-    if (priority == nccl::Priority::kSecond) ++world_.calls(rank_).second_streams;
     return world_.AddStream(rank_);
   }
   void DestroyStream(Stream stream) override { world_.EndStream(QueueOf(stream)); }

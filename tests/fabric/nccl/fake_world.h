@@ -44,7 +44,6 @@ struct FakeCalls {
   int rail_waits = 0;
   int events = 0;
   int streams = 0;
-  int second_streams = 0;     // of them, of the second priority
   int multicast_objects = 0;  // what may make one: a communicator that may, asking for an address
 };
 

@@ -185,7 +185,7 @@ TEST(GpuStreams, NoneOfThoseFoundHoldsUpCompute) {
       while (!device->Finished(event)) std::this_thread::yield();
     };
     const kernels::cuda::OwnedStream compute;
-    const auto found = nccl::FindStreams(*device, {compute.get()}, kCount, 1, wait);
+    const auto found = nccl::FindStreams(*device, {compute.get()}, kCount, wait);
     ASSERT_EQ(found.streams.size(), size_t{kCount});
     std::printf("%s connections: %d of %d streams share a queue with compute\n",
                 std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), found.aliases, kCount);

@@ -38,9 +38,9 @@ class Gpu {
   // `after_wait` is called with the number of waits for events so far.
   FoundStreams Find(
       const std::vector<Stream>& compute, int count,
-      const std::function<void(int)>& after_wait = [](int) {}, int second = 0) {
+      const std::function<void(int)>& after_wait = [](int) {}) {
     int waits = 0;
-    return nccl::FindStreams(*device_, compute, count, second, [&](nccl::EventHandle event) {
+    return nccl::FindStreams(*device_, compute, count, [&](nccl::EventHandle event) {
       while (!device_->Finished(event)) std::this_thread::yield();
       after_wait(++waits);
     });
@@ -172,42 +172,6 @@ TEST_P(FabricsOf, StreamsAreChosenWhenTheyAreMade) {
 }
 
 INSTANTIATE_TEST_SUITE_P(NcclStreamSearch, FabricsOf, ::testing::Values(1, 2));
-
-TEST(NcclStreamSearch, StreamsOfTheSecondPriorityShareNoQueueEither) {
-  Gpu gpu(5, 1);
-  const std::vector<Stream> compute = gpu.Make(2);
-  const FoundStreams found = gpu.Find(
-      compute, 2, [](int) {}, 1);
-  EXPECT_EQ(found.aliases, 0);
-  std::set<Stream> all = Distinct(found.streams);
-  all.insert(found.second.begin(), found.second.end());
-  EXPECT_EQ(all.size(), 3U);
-  for (const Stream stream : compute) EXPECT_EQ(all.count(stream), 0U);
-}
-
-// Casts beside transfers have a stream of the second priority; sums, and casts that a transfer
-// follows in its own stream, none.
-TEST(NcclStreams, CastsStandBehindSums) {
-  constexpr int64_t kElems = 4096;  // of a shard
-  for (const int64_t first_cast_bytes : {int64_t{0}, int64_t{1024}}) {
-    const auto world = std::make_shared<FakeWorld>(1, 1, Order::kStreams);
-    testing::RunRanks(1, [&](Bootstrap& bootstrap) {
-      CommunicatorOptions options;
-      options.all_gather.first_cast_bytes = first_cast_bytes;
-      Communicator comm(std::make_unique<nccl::NcclFabric>(bootstrap, options,
-                                                           FakeParts(world, bootstrap.rank())),
-                        options);
-      const int group = comm.RegisterGroup("g", {{"p", kElems, 1, DType::kBF16}});
-      const SegmentView landing = comm.AddSegment(2 * kElems, "landing");
-      const std::vector<float> shard(kElems);
-      const std::vector<float> gradient(kElems);
-      std::vector<float> output(kElems);
-      comm.AllGather({group, {shard.data()}, {DType::kF32}, {landing.id, 0}});
-      comm.ReduceScatter({group, {0}, {gradient.data()}, {DType::kF32}, output.data()});
-    });
-    EXPECT_EQ(world->calls(0).second_streams, first_cast_bytes > 0 ? 1 : 0);
-  }
-}
 
 }  // namespace
 }  // namespace tide
