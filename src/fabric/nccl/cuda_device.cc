@@ -58,20 +58,17 @@ void FindEntry(const char* name, Function* function) {
 
 class SumKernel final : public Kernel {
  public:
-  SumKernel(const std::vector<SumItem>& items, int ctas, int priority,
-            SumPath path = SumPath::kAuto)
-      : batch_(items, path), ctas_(ctas), priority_(priority) {}
+  SumKernel(const std::vector<SumItem>& items, int ctas, SumPath path = SumPath::kAuto)
+      : batch_(items, path), ctas_(ctas) {}
   void Launch(const void* const* bases, const SumCall& call, Stream stream) override {
     SumCall budgeted = call;
     budgeted.ctas = ctas_;
-    budgeted.priority = priority_;
     batch_.Launch(bases, budgeted, stream);
   }
 
  private:
   SumBatch batch_;
   const int ctas_;
-  const int priority_;
 };
 
 class ZeroKernel final : public Kernel {
@@ -112,8 +109,6 @@ class CudaDevice final : public Device {
     }
     int lowest = 0;
     CheckCuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for priorities");
-    // Casts take every multiprocessor and end late; a sum gives back staging that a push waits for.
-    cast_priority_ = std::min(highest_ + 1, lowest);
     multiprocessors_ = Attribute(cudaDevAttrMultiProcessorCount);
     if (sum_ctas_ == 0) sum_ctas_ = DefaultSumCtas(multiprocessors_);
   }
@@ -160,13 +155,13 @@ class CudaDevice final : public Device {
   void MemoryOps(std::span<const MemoryOp> batch, Stream stream) override;
 
   std::unique_ptr<Kernel> MakeSum(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, sum_ctas_, highest_);
+    return std::make_unique<SumKernel>(items, sum_ctas_);
   }
   std::unique_ptr<Kernel> MakeCast(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, multiprocessors_, cast_priority_);
+    return std::make_unique<SumKernel>(items, multiprocessors_);
   }
   std::unique_ptr<Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
-    return std::make_unique<SumKernel>(items, sum_ctas_, highest_, SumPath::kMulticast);
+    return std::make_unique<SumKernel>(items, sum_ctas_, SumPath::kMulticast);
   }
   std::unique_ptr<Kernel> MakeZero(const std::vector<ZeroItem>& items) override {
     return std::make_unique<ZeroKernel>(items, multiprocessors_);
@@ -217,7 +212,6 @@ class CudaDevice final : public Device {
 
   int index_;
   int highest_ = 0;  // priority
-  int cast_priority_ = 0;
   int sum_ctas_;
   int multiprocessors_ = 1;
   DriverApi driver_;

@@ -15,7 +15,6 @@ struct LaunchShape {
   int ctas = 0;
   uint32_t shared_bytes = 0;
   uint32_t n_slots = 0;
-  std::optional<int> priority = {};
 };
 
 class DeviceTable {
@@ -65,17 +64,8 @@ class DeviceTable {
     const Kernel kernel = shape.kernel(kBases == kManyBases);
     const auto ctas = static_cast<unsigned>(std::min<int64_t>(shape.ctas, part.n_tiles));
     void* arguments[] = {&params};
-    cudaLaunchAttribute priority = {};
-    priority.id = cudaLaunchAttributePriority;
-    priority.val.priority = shape.priority.value_or(0);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ctas);
-    config.blockDim = dim3(kernel.threads);
-    config.dynamicSmemBytes = shape.shared_bytes;
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &priority;
-    config.numAttrs = shape.priority ? 1 : 0;
-    CheckCuda(cudaLaunchKernelExC(&config, kernel.function, arguments),
+    CheckCuda(cudaLaunchKernel(kernel.function, dim3(ctas), dim3(kernel.threads), arguments,
+                               shape.shared_bytes, static_cast<cudaStream_t>(stream)),
               "launching a batch of " + std::to_string(part.n_tiles) + " tiles on " +
                   std::to_string(ctas) + " CTAs");
   }
@@ -194,9 +184,8 @@ void SumBatch::Launch(const void* const* bases, const SumCall& call, Stream stre
   internal::LaunchArgs args = {};
   args.scale = call.scale;
   args.accumulate = call.accumulate ? 1 : 0;
-  table_->Launch(
-      bases, {internal::KernelOf(path_), call.ctas, shared_bytes_, n_slots_, call.priority}, args,
-      stream);
+  table_->Launch(bases, {internal::KernelOf(path_), call.ctas, shared_bytes_, n_slots_}, args,
+                 stream);
 }
 
 int64_t SumBatch::device_bytes() const { return table_->device_bytes(); }

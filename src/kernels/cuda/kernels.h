@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "tide/dtype.h"
@@ -66,7 +65,6 @@ struct SumCall {
   float scale = 1.0f;
   bool accumulate = false;
   int ctas = 16;
-  std::optional<int> priority = {};  // as CUDA counts, lower first; the stream's if empty
 };
 
 namespace internal {
