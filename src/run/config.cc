@@ -22,6 +22,7 @@ constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
 constexpr const char* kStagingSlots = "TIDE_STAGING_SLOTS";
 constexpr const char* kSumCtas = "TIDE_SUM_CTAS";
 constexpr const char* kCalibrate = "TIDE_CALIBRATE";
+constexpr const char* kKeepLandings = "TIDE_KEEP_LANDINGS";
 constexpr const char* kMulticast = "TIDE_MULTICAST";
 constexpr const char* kCache = "TIDE_CACHE";
 constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
@@ -60,6 +61,8 @@ std::vector<ConfigRow> Table() {
       Row(kCalibrate, "word", "on",
           "off: without TIDE_SUM_CTAS sums take a quarter of the multiprocessors; nothing is "
           "measured"),
+      Row(kKeepLandings, "word", "on",
+          "off: a backward gathers also the parameters that lie where the forward has left them"),
       Row(kMulticast, "word", "off",
           "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
@@ -103,7 +106,8 @@ void ReadVariable(ConfigRow* row) {
     row->number.reset();
     row->problem = fmt::format("{} must be at most {}, not '{}'", kPasses, kMostPasses, row->value);
   }
-  const bool is_switch = row->name == kMulticast || row->name == kCalibrate;
+  const bool is_switch =
+      row->name == kMulticast || row->name == kCalibrate || row->name == kKeepLandings;
   if (is_switch && row->value != "on" && row->value != "off") {
     row->problem = fmt::format("{} must be on or off, not '{}'", row->name, row->value);
   }

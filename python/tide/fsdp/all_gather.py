@@ -8,7 +8,7 @@ import torch
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult, DefaultAllGather
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
-from tide.fsdp import patches
+from tide.fsdp import kept_landings, patches
 from tide.fsdp.group import ALL_GATHER, CORE_DTYPES, GroupState, find, state_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class TideAllGatherResult(AllGatherResult):
 
     state: GroupState
     slot: Slot
+    shards: kept_landings.Versions
 
 
 def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
@@ -80,8 +81,15 @@ def _issue(state: GroupState, slot: Slot, call: dict[str, Any]) -> TideAllGather
         slot.release()
         raise
     event = stream.record_event() if on_gpu else None
+    return _promise(state, slot, params, event)
+
+
+def _promise(
+    state: GroupState, slot: Slot, params: list[Any], event: torch.cuda.Event | None
+) -> TideAllGatherResult:
     result = TideAllGatherResult(torch.empty(0), event, None, [], [], [])
     result.state, result.slot = state, slot
+    result.shards = kept_landings.shard_versions(params)
     slot.promise(result)
     return result
 
@@ -101,6 +109,11 @@ def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
     with torch.no_grad():
         if reason is None:
             reason = state.attach(group)
+        if reason is None and (landed := kept_landings.find(state, params)) is not None:
+            landed.slot.resume(group)
+            state.counters.tide(ALL_GATHER)
+            state.counters.kept += 1
+            return _promise(state, landed.slot, params, landed.event)
         if reason is None:
             slot = state.pool.acquire(state.landing_bytes, group)
         if slot is None:
@@ -128,6 +141,7 @@ def land(result: TideAllGatherResult, params: list[Any]) -> None:
     finally:
         state.landings.unbind()
         slot.land()
+    kept_landings.note(state, slot, result.shards, result.all_gather_event)
 
 
 def dispatch_copy_out(*args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 
 import tide
 from tide import _core
-from tide.fsdp import contract, patches, settings, storage
+from tide.fsdp import contract, kept_landings, patches, settings, storage
 from tide.fsdp import group as groups_module
 from tide.fsdp.communicators import (
     Channel,
@@ -257,6 +257,7 @@ def _connect(
         _reserve(channel, pool, served)
         reuse = _reuses_slots(process_group, served, options)
         for member in served:
+            member.state.keeps_landings = kept_landings.enabled()
             member.state.reuse_slots = reuse
             member.state.early_all_gather = device.type == "cuda" and not reuse
     except BaseException:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     from tide.fsdp.communicators import Channel
+    from tide.fsdp.kept_landings import Landed
     from tide.fsdp.slots import Slot, SlotPool
 
 ALL_GATHER = "all_gather"
@@ -164,6 +165,7 @@ class CallCounters:
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kept: int = 0  # all-gathers on TIDE that moved nothing; see kept_landings.py
 
     def tide(self, collective: str) -> None:
         """Counts a call that ran on TIDE."""
@@ -208,6 +210,8 @@ class GroupState:
         self.landings: LandingSet | None = None
         self.slot: Slot | None = None  # where the outputs lie
         self.vacated: tuple[Slot, int] | None = None  # where they lay, and that slot's turn then
+        self.landed: Landed | None = None  # the last all-gather; see kept_landings.py
+        self.keeps_landings = False
         self.reuse_slots = False  # mode slot_reuse on a GPU
         self.early_all_gather = False  # mode in_place on a GPU; see prefetch.py
         self.place: int | None = None  # of the backward under way, in the order of the forward

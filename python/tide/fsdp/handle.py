@@ -139,6 +139,16 @@ class Handle:
         reasons = {reason for state in self._states for reason in state.in_place}
         return [f"mode slot_reuse: some calls ran in place: {why}" for why in sorted(reasons)]
 
+    def _kept_notes(self) -> list[str]:
+        """Says how many all-gathers moved nothing."""
+        kept = sum(state.counters.kept for state in self._states)
+        if kept == 0:
+            return []
+        return [
+            f"{kept} all-gathers of the backward moved nothing: their parameters lay where the "
+            "forward had left them (TIDE_KEEP_LANDINGS=off gathers them)"
+        ]
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -159,7 +169,7 @@ class Handle:
         notes += sorted({channel.sums.note for channel in self.channels if channel.sums.note})
         notes += sorted(self._unwatched_notes())
         notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
-        notes += self._mode_notes()
+        notes += [*self._mode_notes(), *self._kept_notes()]
         if not self._enabled:
             notes.append("disabled")
         regions: Counter[str] = Counter()

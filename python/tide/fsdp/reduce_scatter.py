@@ -62,6 +62,7 @@ class _OpenCall(ReduceScatter):
         for grad, index in zip(self._grads, self._indices, strict=True):
             there = memory.narrow(0, self._state.offsets[index], grad.numel() * grad.itemsize)
             moved.append(there.view(grad.dtype).view(grad.shape))
+        self._slot.overwrite()
         torch._foreach_copy_(moved, self._grads)
         self._slot.vacate_after(stream)  # if the call comes to nothing
         self._grads = moved

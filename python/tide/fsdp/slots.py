@@ -51,13 +51,14 @@ class Slot:
     until the next all-gather to the slot.
 
     On GPUs ``vacated`` is reached when the work that read the slot has run; None if nothing did.
-    ``turn`` counts the all-gathers to the slot, and ``freed`` orders slots by when they were freed.
+    ``turn`` counts what was put into the slot, and ``freed`` orders slots by when they were freed.
     """
 
     __slots__ = (
         "_device",
         "_group",
         "_result",
+        "_resumed",
         "address",
         "capacity",
         "freed",
@@ -84,6 +85,7 @@ class Slot:
         self._result: AllGatherResult | None = None
         self.vacated: torch.cuda.Event | None = None
         self.turn, self.freed = 0, 0
+        self._resumed = False
 
     def bytes(self) -> torch.Tensor:
         """Returns the slot's memory on a GPU as ``capacity`` bytes."""
@@ -92,7 +94,13 @@ class Slot:
     def start(self, group: Any) -> None:
         """Marks an all-gather of ``group``, an FSDPParamGroup, as under way."""
         self.turn += 1
+        self.resume(group)
+        self._resumed = False
+
+    def resume(self, group: Any) -> None:
+        """As ``start``, of an all-gather whose result lies there already."""
         self.state, self._group, self._result = SlotState.GATHERING, weakref.ref(group), None
+        self._resumed = True
 
     def promise(self, result: AllGatherResult) -> None:
         """Records the result that the group holds while the slot is gathering."""
@@ -105,15 +113,21 @@ class Slot:
     def release(self) -> None:
         """Marks the slot as free once the current stream has run what it holds.
 
-        Nobody has waited for an all-gather that was dropped: the slot is free when that has run.
+        Nobody has waited for an all-gather that was dropped: the slot is free when that has run. If
+        it moved nothing, the slot is free when it was before.
         """
-        dropped = self._result
+        dropped, before = self._result, self.vacated
         self.state, self._group, self._result = SlotState.FREE, None, None
+        self.freed = next(_frees)
         if self._device.type != "cuda":
             return
         self.vacate_after(torch.cuda.current_stream(self._device))
         if dropped is not None:
-            self.vacated = dropped.all_gather_event
+            self.vacated = before if self._resumed else dropped.all_gather_event
+
+    def overwrite(self) -> None:
+        """Marks what lies in the free slot as something else than what was gathered there."""
+        self.turn += 1
 
     def vacate_after(self, stream: torch.cuda.Stream) -> None:
         """Lets the next all-gather to the free slot wait for what ``stream`` holds."""
@@ -169,8 +183,8 @@ class SlotPool:
         """Returns the smallest free slot of at least ``size`` bytes, growing if there is none.
 
         Among equals, the one that was freed first: on a GPU the work that reads the others may not
-        have run yet. Collective when it grows, which all ranks do at the same call. Returns None if
-        memory does not allow it.
+        have run yet, and what lies there is needed again sooner. Collective when it grows, which
+        all ranks do at the same call. Returns None if memory does not allow it.
         """
         fitting = self._fitting(size)
         if fitting:

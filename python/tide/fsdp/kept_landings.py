@@ -1,0 +1,104 @@
+"""Backward all-gathers that need not run: the parameters still lie where the forward has left them.
+
+FSDP2 frees the unsharded parameters after a layer's forward and gathers them again for its
+backward. Their landing slot stays, and for the last layers nothing else is gathered there in
+between: with two slots, the first two all-gathers of a backward move nothing.
+
+All ranks must decide alike, so the decision depends on what every rank does in the same order: the
+turns of slots, steps of torch's optimizers, and the version counters of shards and of unsharded
+parameters, which in-place operations raise. What is written otherwise between the forward and the
+backward, through ``.data`` or torch's private foreach functions, is not seen: FSDP2 would gather
+new values of a shard, and drop a change of an unsharded parameter. ``TIDE_KEEP_LANDINGS=off``
+gathers always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tide.fsdp import settings
+from tide.fsdp.slots import SlotState
+
+if TYPE_CHECKING:
+    import torch
+
+    from tide.fsdp.group import GroupState
+    from tide.fsdp.slots import Slot
+
+
+Versions = tuple[tuple[int, ...], ...]
+
+_optimizer_steps = [0]  # of all optimizers of the process
+
+
+def _count_step(*_args: Any) -> None:
+    _optimizer_steps[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+@dataclass(frozen=True)
+class Landed:
+    """An all-gather that came to its end, with what it must still be true of to be used again."""
+
+    slot: Slot
+    turn: int  # of the slot
+    shards: Versions
+    outputs: Versions  # identity and version of each unsharded parameter
+    event: torch.cuda.Event | None  # on a GPU: its end
+
+
+def shard_versions(params: list[Any]) -> Versions:
+    """Returns the address and the versions of each shard that an all-gather reads.
+
+    An operation on a DTensor raises the version of the DTensor, one on its local tensor that one's;
+    the steps of optimizers raise neither, and are counted.
+    """
+    steps = _optimizer_steps[0]
+    return tuple(
+        (
+            param._sharded_param_data.data_ptr(),
+            param.sharded_param._version,
+            param.sharded_param._local_tensor._version,
+            steps,
+        )
+        for param in params
+    )
+
+
+def _output_versions(state: GroupState) -> Versions:
+    return tuple((id(output), output._version) for output in state.outputs)
+
+
+def note(
+    state: GroupState,
+    slot: Slot,
+    shards: Versions,
+    event: torch.cuda.Event | None,
+) -> None:
+    """Notes that the group's parameters lie in ``slot``."""
+    state.landed = Landed(slot, slot.turn, shards, _output_versions(state), event)
+
+
+def enabled() -> bool:
+    """Returns whether landings are used again."""
+    return settings.text("TIDE_KEEP_LANDINGS") != "off"
+
+
+def find(state: GroupState, params: list[Any]) -> Landed | None:
+    """Returns where the parameters lie that a backward of the group is about to gather, or None."""
+    landed, group = state.landed, state.group_ref()
+    if landed is None or group is None or not state.keeps_landings:
+        return None
+    if group._training_state is not TrainingState.PRE_BACKWARD:
+        return None
+    landed.slot.settle()
+    if landed.slot.state is not SlotState.FREE or landed.slot.turn != landed.turn:
+        return None
+    same = shard_versions(params) == landed.shards and _output_versions(state) == landed.outputs
+    return landed if same else None
