@@ -38,7 +38,7 @@ std::string Simulate(const std::string& request, const std::string& operation, i
 
 std::string SimulateStep(const std::string& request, int layers, double forward_ms,
                          double backward_ms, double optimizer_ms, double compute_gb_per_s,
-                         bool early, bool timeline) {
+                         bool early, bool kept, bool timeline) {
   tide::TrainingStep step;
   step.layers = layers;
   step.forward_s = forward_ms * 1e-3;
@@ -46,6 +46,7 @@ std::string SimulateStep(const std::string& request, int layers, double forward_
   step.optimizer_s = optimizer_ms * 1e-3;
   step.compute_gb_per_s = compute_gb_per_s;
   step.early_all_gather = early;
+  step.keep_landings = kept;
   const auto options = FabricOptions(0, true, timeline);
   const nb::gil_scoped_release release;
   return tide::StepReport(request, step, options);
@@ -73,7 +74,8 @@ void BindSim(nb::module_& m) {
         "A request in JSON to the simulated times of a collective in JSON.");
   m.def("simulate_step", &SimulateStep, nb::arg("request"), nb::arg("layers"),
         nb::arg("forward_ms"), nb::arg("backward_ms"), nb::arg("optimizer_ms") = 0,
-        nb::arg("compute_gb_per_s") = 0, nb::arg("early") = true, nb::arg("timeline") = false,
+        nb::arg("compute_gb_per_s") = 0, nb::arg("early") = true, nb::arg("kept") = true,
+        nb::arg("timeline") = false,
         "A training step of equal layers, each the request's only group, in JSON.");
   m.def(
       "machine_json",

@@ -97,6 +97,8 @@ struct TrainingStep {
   Mode mode = Mode::kInPlace;
   // kInPlace: the all-gather of layer l - 2 is issued behind the reduce-scatter of layer l.
   bool early_all_gather = true;
+  // The backward gathers nothing that lies where the forward has left it.
+  bool keep_landings = true;
 };
 
 // Throws Error(kInvalidArgument) for layers, times and rates that no step has.

@@ -7,10 +7,12 @@
 //   forward(l)    gather(l); compute follows it; forward; the slot is free
 //   backward(l)   compute follows gather(l); gather(l - 1); backward; reduce(l)
 //   reduce(l)     compute follows reduce(l + 1) first: then FSDP2 frees what that one read
+// The first gathers of the backward find the last layers in their slots and move nothing.
 // A gather follows the compute that last read its slot; in the forward also the start of the layer
 // before the last, in the backward that of the layer it was issued in.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <deque>
 #include <string>
 #include <vector>
@@ -31,6 +33,13 @@ constexpr double kMilli = 1e3;       // seconds to milliseconds
 constexpr double kMostMs = 1e6;      // of one kernel: more is a unit mistake,
 constexpr double kMostGbPerS = 1e9;  // as of a rate
 constexpr int kSlots = 2;            // landings, as default prefetch needs
+constexpr int kNoLayer = -1;
+
+// A free landing slot: the tasks that last used it, and the layer that lies there.
+struct FreeSlot {
+  Tasks used;
+  int layer = kNoLayer;
+};
 
 void CheckNumber(const char* what, const char* unit, double value, double most) {
   if (value >= 0 && value <= most) return;  // false of NaN
@@ -47,7 +56,7 @@ class Step {
         rates_(rates),
         translator_(*translator),
         ranks_(layer.all_gather.size()),
-        slots_(kSlots, Tasks(ranks_, kNoTask)),
+        slots_(kSlots, {Tasks(ranks_, kNoTask), kNoLayer}),
         gathered_(static_cast<size_t>(step.layers)),
         copied_out_(ranks_, kNoTask),
         reduced_(ranks_, kNoTask) {
@@ -78,7 +87,7 @@ class Step {
     copied_out_ = Tail(compute_);
     Compute(step_.forward_s, "forward " + std::to_string(l));
     gathered(l).clear();
-    slots_.push_back(Tail(compute_));
+    slots_.push_back({Tail(compute_), l});
   }
 
   void Backward(int l) {
@@ -89,7 +98,7 @@ class Step {
     Compute(step_.backward_s, "backward " + std::to_string(l));
     const bool in_place = step_.mode == Mode::kInPlace;
     if (in_place) {
-      slots_.push_back(Tail(compute_));
+      slots_.push_back({Tail(compute_), kNoLayer});
     } else {
       CopyGradients(l);
     }
@@ -98,15 +107,22 @@ class Step {
     reduced_ = translator_.AddCall(layer_.reduce_scatter[bank_], Tail(reduce_));
     Follow(reduce_, reduced_);
     if (layer_.all_gather[0].topology.nodes > 1) bank_ = 1 - bank_;
-    if (!in_place) slots_.push_back(reduced_);
+    if (!in_place) slots_.push_back({reduced_, kNoLayer});
     if (in_place && step_.early_all_gather && l > 1) Gather(l - 2);
   }
 
-  // Unless it has been enqueued already.
+  // Unless it has been enqueued already, or lies in a slot still.
   void Gather(int l) {
     if (!gathered(l).empty()) return;
     TIDE_CHECK(!slots_.empty());
-    Follow(sources_, slots_.front());
+    const auto kept = std::find_if(slots_.begin(), slots_.end(),
+                                   [l](const FreeSlot& slot) { return slot.layer == l; });
+    if (step_.keep_landings && kept != slots_.end()) {
+      gathered(l) = kept->used;
+      slots_.erase(kept);
+      return;
+    }
+    Follow(sources_, slots_.front().used);
     slots_.pop_front();  // of the free slots the one freed first
     gathered(l) = translator_.AddCall(layer_.all_gather, Tail(sources_));
   }
@@ -146,8 +162,8 @@ class Step {
   sim::Translator& translator_;
   const size_t ranks_;
   std::vector<int> compute_, sources_, reduce_;  // streams, one a rank
-  std::deque<Tasks> slots_;                      // free ones: the tasks that last used them
-  std::vector<Tasks> gathered_;                  // by layer; empty: not gathered
+  std::deque<FreeSlot> slots_;
+  std::vector<Tasks> gathered_;  // by layer; empty: not gathered
   Tasks copied_out_;
   Tasks reduced_;
   int bank_ = 0;

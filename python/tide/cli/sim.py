@@ -253,6 +253,10 @@ def step(
         bool | None,
         typer.Option("--early/--no-early", help="in_place: gather layer l - 2 behind reduce l"),
     ] = None,
+    kept: Annotated[
+        bool,
+        typer.Option("--kept/--no-kept", help="the last layers are not gathered for the backward"),
+    ] = True,
     as_json: AsJson = False,
     trace: Trace = None,
 ) -> None:
@@ -264,7 +268,7 @@ def step(
     if early is not None and request["options"].get("mode") == "slot_reuse":
         raise RequestError("--early, --no-early: expected mode in_place, got slot_reuse")
     times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s)
-    arguments = (json.dumps(request), *times, early is not False, trace is not None)
+    arguments = (json.dumps(request), *times, early is not False, kept, trace is not None)
     _show(lambda: _core.simulate_step(*arguments), as_json, trace)
 
 

@@ -88,7 +88,10 @@ void CheckRank(Bootstrap& bootstrap, const Topology& topology, int gpus, unsigne
   CommunicatorOptions options = testing::MakeOptions(topology, choice, seed);
   options.device = bootstrap.rank() % gpus;
   options.nccl_library = std::getenv("TIDE_NCCL_LIBRARY");
-  if (cudaSetDevice(options.device) != cudaSuccess) throw std::runtime_error("no such GPU");
+  if (const cudaError_t status = cudaSetDevice(options.device); status != cudaSuccess) {
+    throw std::runtime_error("choosing GPU " + std::to_string(options.device) + ": " +
+                             cudaGetErrorString(status));
+  }
   const GroupLayout layout("g", made.shapes, topology.Ranks());
   const testing::ReductionReference reference(layout, topology, options.reduce_scatter,
                                               made.grad_dtypes);
