@@ -48,6 +48,11 @@ def enable(
     Collective: every rank calls it at the same point of the program, before or after the first
     step. Groups that TIDE cannot serve stay on torch's path, with the reason in the report.
 
+    On a kind of GPU that has not been calibrated the first call measures for about a second and
+    keeps the result in a file (``tide calibrate``; TIDE_CALIBRATE=off). The last layers are not
+    gathered again for the backward, so neither their shards nor what the forward does to their
+    unsharded parameters may change through ``.data`` in between (TIDE_KEEP_LANDINGS=off).
+
     Args:
         model: the module that ``fully_shard`` was applied to, or one that contains such modules.
         mode: "auto", "in_place" (gradients are read where autograd left them) or "slot_reuse".

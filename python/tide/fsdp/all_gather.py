@@ -25,7 +25,7 @@ class TideAllGatherResult(AllGatherResult):
 
     state: GroupState
     slot: Slot
-    shards: kept_landings.Versions
+    shards: kept_landings.Versions | None
 
 
 def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
@@ -89,7 +89,7 @@ def _promise(
 ) -> TideAllGatherResult:
     result = TideAllGatherResult(torch.empty(0), event, None, [], [], [])
     result.state, result.slot = state, slot
-    result.shards = kept_landings.shard_versions(params)
+    result.shards = kept_landings.shard_versions(state, params)
     slot.promise(result)
     return result
 

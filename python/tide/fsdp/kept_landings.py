@@ -5,11 +5,12 @@ backward. Their landing slot stays, and for the last layers nothing else is gath
 between: with two slots, the first two all-gathers of a backward move nothing.
 
 All ranks must decide alike, so the decision depends on what every rank does in the same order: the
-turns of slots, steps of torch's optimizers, and the version counters of shards and of unsharded
-parameters, which in-place operations raise. What is written otherwise between the forward and the
-backward, through ``.data`` or torch's private foreach functions, is not seen: FSDP2 would gather
-new values of a shard, and drop a change of an unsharded parameter. ``TIDE_KEEP_LANDINGS=off``
-gathers always.
+turns of slots, steps of torch's optimizers of sharded parameters, and the version counters of
+shards and of unsharded parameters, which in-place operations raise. Such an operation between the
+forward and the backward must be every rank's or none's: else ranks are found to be in different
+calls. What is written in another way, through ``.data`` or torch's private foreach functions, is
+not seen: FSDP2 would gather new values of a shard, and drop a change of an unsharded parameter.
+Inference tensors have no versions. ``TIDE_KEEP_LANDINGS=off`` gathers always.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from tide.fsdp import settings
 from tide.fsdp.slots import SlotState
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 
 Versions = tuple[tuple[int, ...], ...]
 
-_optimizer_steps = [0]  # of all optimizers of the process
+_optimizer_steps = [0]  # of the process's optimizers of sharded parameters
 
 
-def _count_step(*_args: Any) -> None:
-    _optimizer_steps[0] += 1
+def _count_step(optimizer: Optimizer, *_args: Any) -> None:
+    # One of other parameters may be this rank's alone.
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        _optimizer_steps[0] += 1
 
 
 register_optimizer_step_post_hook(_count_step)
@@ -53,12 +58,16 @@ class Landed:
     event: torch.cuda.Event | None  # on a GPU: its end
 
 
-def shard_versions(params: list[Any]) -> Versions:
+def shard_versions(state: GroupState, params: list[Any]) -> Versions | None:
     """Returns the address and the versions of each shard that an all-gather reads.
+
+    None if landings are not kept, or a shard has no version.
 
     An operation on a DTensor raises the version of the DTensor, one on its local tensor that one's;
     the steps of optimizers raise neither, and are counted.
     """
+    if not state.keeps_landings or any(p.sharded_param.is_inference() for p in params):
+        return None
     steps = _optimizer_steps[0]
     return tuple(
         (
@@ -78,11 +87,15 @@ def _output_versions(state: GroupState) -> Versions:
 def note(
     state: GroupState,
     slot: Slot,
-    shards: Versions,
+    shards: Versions | None,
     event: torch.cuda.Event | None,
 ) -> None:
-    """Notes that the group's parameters lie in ``slot``."""
-    state.landed = Landed(slot, slot.turn, shards, _output_versions(state), event)
+    """Notes that the group's parameters lie in ``slot``; without versions, where none are known."""
+    inferred = any(output.is_inference() for output in state.outputs)
+    if shards is None or inferred:
+        state.landed = None
+    else:
+        state.landed = Landed(slot, slot.turn, shards, _output_versions(state), event)
 
 
 def enabled() -> bool:
@@ -93,12 +106,14 @@ def enabled() -> bool:
 def find(state: GroupState, params: list[Any]) -> Landed | None:
     """Returns where the parameters lie that a backward of the group is about to gather, or None."""
     landed, group = state.landed, state.group_ref()
-    if landed is None or group is None or not state.keeps_landings:
+    if landed is None or group is None:
         return None
     if group._training_state is not TrainingState.PRE_BACKWARD:
         return None
     landed.slot.settle()
     if landed.slot.state is not SlotState.FREE or landed.slot.turn != landed.turn:
         return None
-    same = shard_versions(params) == landed.shards and _output_versions(state) == landed.outputs
+    same = (
+        shard_versions(state, params) == landed.shards and _output_versions(state) == landed.outputs
+    )
     return landed if same else None

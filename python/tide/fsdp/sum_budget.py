@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,8 @@ from tide import _core
 from tide.calibration import gpu as gpus
 from tide.calibration import measure, store
 from tide.fsdp import settings
+
+_NEEDED_BYTES = 2 << 30  # about twice what measuring takes
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,23 @@ def _calibrated(gpu: gpus.Gpu, nodes: int, local_ranks: int, grad_bytes: int) ->
         raise RuntimeError(reason)
 
     def measured() -> dict[str, object]:
+        free, _ = torch.cuda.mem_get_info(gpu.device)
+        if free < _NEEDED_BYTES:
+            raise RuntimeError(
+                f"expected {_NEEDED_BYTES >> 20} MiB of free memory, got {free >> 20}"
+            )
         # No link: that would leave a context on another rank's GPU.
         return measure.measure_machine(gpu, measure.QUICK_ROUNDS, link=False)
 
     found = store.load_or_measure(gpu, measured, nodes, local_ranks)
-    if found.rejected:
-        warnings.warn(f"measured again, since a file was not valid: {found.rejected}", stacklevel=2)
     ctas, why = store.choose(found.text, nodes, local_ranks, grad_bytes)
-    how = "measured now, kept in" if found.measured else "calibrated in"
-    return SumBudget(ctas, f"a sum takes {ctas} CTAs, {how} {found.path}: {why}")
+    how = f"calibrated in {found.path}"
+    if found.measured:
+        how = f"measured now, kept in {found.path}"
+        how += f", since the file there was not valid ({found.rejected})" if found.rejected else ""
+    if found.path is None:
+        how = f"measured now, kept nowhere ({found.unwritten})"
+    return SumBudget(ctas, f"a sum takes {ctas} CTAs, {how}: {why}")
 
 
 def sum_budget(
@@ -68,15 +77,15 @@ def sum_budget(
         return SumBudget()
     if option := settings.number("TIDE_SUM_CTAS"):
         return SumBudget(0, f"a sum takes {option:g} CTAs (TIDE_SUM_CTAS)")
-    gpu = gpus.describe(device)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     if settings.text("TIDE_CALIBRATE") == "off":
-        return _default(gpu.multiprocessors, "TIDE_CALIBRATE=off")
+        return _default(multiprocessors, "TIDE_CALIBRATE=off")
     if torch.cuda.is_current_stream_capturing():
-        return _default(gpu.multiprocessors, "nothing is measured while a graph is captured")
+        return _default(multiprocessors, "nothing is measured while a graph is captured")
     of_nodes = int(nodes or settings.number("TIDE_NODES") or 1)
     try:
+        gpu = gpus.describe(device)
         return _calibrated(gpu, of_nodes, max(1, world // of_nodes), grad_bytes)
     except Exception as error:  # no calibration is no reason not to train
         why = f"calibrating failed: {type(error).__name__}: {error}"
-        warnings.warn(f"TIDE uses the default number of CTAs of a sum; {why}", stacklevel=2)
-        return _default(gpu.multiprocessors, why)
+        return _default(multiprocessors, why)

@@ -15,6 +15,7 @@ from tide import _core
 from tide.bench.launch import Context
 from tide.fsdp.communicators import exchange_objects
 from tide.fsdp.device_memory import device_bytes
+from tide.fsdp.sum_budget import sum_budget
 
 _TIMEOUT_S = 60.0
 _FIRST_SPIN_MS = 5.0
@@ -49,6 +50,7 @@ class Rank:
             nodes=nodes,
             fabric=_core.Fabric.NCCL,
             device=self.device.index,
+            sum_ctas=sum_budget(self.device, self.world, nodes).ctas,
         )
         self.nccl: Any = None
         if self.world <= gpus:
