@@ -169,11 +169,13 @@ def test_refuses(tmp_path) -> None:
 def test_a_step_beside_what_was_measured() -> None:
     files = RESULTS.glob("h200x2-train-*.json")
     rows = [made for file in files for made in compared(file)]
-    assert len(rows) == 2 * 32
+    assert len(rows) == 2 * 66
     for made in rows:
         # Nothing slows compute down, or it is all memory traffic: the truth lies between, but where
-        # it was measured before casts ran beside the all-gather before.
-        low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.94, 1.16)
+        # it was measured before casts ran beside the all-gather before. Experts wait for the host
+        # without collectives, which is taken for compute.
+        most = 1.24 if made["preset"].startswith("moe") else 1.05
+        low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.94, most)
         assert low < made["over_measured"] < high, made
 
 
