@@ -7,7 +7,8 @@ import os
 import runpy
 
 import pytest
-from tide.bench import collectives, demo, demo_report, demo_worker, mlp, stats
+from tide import stats
+from tide.bench import collectives, demo, demo_report, demo_worker, mlp
 from tide.bench import launch as bench_launch
 from tide.bench.demo_worker import DemoConfig, Step, Training
 from tide.bench.launch import Context, LaunchError, launch

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tide import _core
+from tide import _core, stats
 from tide.bench import collectives as cpu_collectives
-from tide.bench import plots, stats
+from tide.bench import plots
 from tide.bench.gpu import (
     __main__,
     collectives,

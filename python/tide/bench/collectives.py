@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.bench.stats import Interval, comparison, now
+from tide.stats import Interval, comparison, now
 
 OPERATIONS = ("all-gather", "reduce-scatter")
 

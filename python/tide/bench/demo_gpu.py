@@ -29,7 +29,7 @@ from tide.bench.demo_worker import (
 from tide.bench.gpu import profiling
 from tide.bench.launch import Context
 from tide.bench.probe import CallRecorder
-from tide.bench.stats import now
+from tide.stats import now
 
 
 class StreamClock(Clock):

@@ -14,7 +14,7 @@ from rich.table import Table
 from tide.bench import chrome
 from tide.bench.demo_worker import Step, Training
 from tide.bench.probe import COLLECTIVES
-from tide.bench.stats import median_ratio, quantile, span_seconds, wait_seconds
+from tide.stats import median_ratio, quantile, span_seconds, wait_seconds
 
 _ROWS = (
     ("step, median", "step_ms_median", "ms"),

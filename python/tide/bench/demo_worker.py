@@ -19,8 +19,8 @@ import tide
 from tide.bench.launch import Context
 from tide.bench.models import ByteTransformer, cpu_mesh, shard
 from tide.bench.probe import Call, CallRecorder, pss_bytes
-from tide.bench.stats import now
 from tide.fsdp.communicators import open_cores
+from tide.stats import now
 
 WARM_UP_STEPS = 3
 MEMORY_STEPS = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.bench.stats import Interval, comparison, now
+from tide.stats import Interval, comparison, now
 
 _TOKENS = 16
 _WARM_UP = 2

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tide.bench.stats import now
+from tide.stats import now
 
 # Those in which a rank needs the others; the copy-out between them is its own affair.
 COLLECTIVES = ("foreach_all_gather", "foreach_reduce")

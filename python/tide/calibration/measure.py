@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from tide import _core
-from tide.bench.stats import median_interval
 from tide.calibration.gpu import Gpu
 from tide.calibration.victims import VICTIMS, Body
+from tide.stats import median_interval
 
 # Measured rounds: of the command, and of a training that finds nothing measured.
 ROUNDS, QUICK_ROUNDS = 21, 7
@@ -61,13 +61,14 @@ class _Sum:
         self._kernel.launch(self._addresses, ctas, stream.cuda_stream)
 
 
-def _timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Returns two events that times lie between."""
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
 def _time(body: Body, stream: torch.cuda.Stream, runs: int) -> float:
     """Milliseconds of a run, of `runs` in a row."""
-    start, end = _timing_events()
+    start, end = timing_events()
     with torch.cuda.stream(stream):
         start.record()
         for _ in range(runs):
@@ -105,7 +106,7 @@ class _Bursts:
         self._compute = torch.cuda.current_stream(device)
 
     def _measure(self, body: Body, runs: int, ctas: int, launches: int) -> float:
-        start, end = _timing_events()
+        start, end = timing_events()
         with torch.cuda.stream(self._compute):
             torch.cuda._sleep(_SPIN_CYCLES)
             start.record()

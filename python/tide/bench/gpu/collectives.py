@@ -18,7 +18,7 @@ from tide.bench.gpu import machine
 from tide.bench.gpu.contestants import MAKERS, wire_bytes
 from tide.bench.gpu.rank import Rank, Sample, Stopwatch
 from tide.bench.launch import Context, launch
-from tide.bench.stats import median_interval, slowest
+from tide.stats import median_interval, slowest
 
 _WARM_UP = 3
 

@@ -22,8 +22,8 @@ from tide.bench.gpu.collectives import check_request
 from tide.bench.gpu.contestants import MAKERS, Body
 from tide.bench.gpu.rank import Rank, next_spin
 from tide.bench.launch import Context, launch
-from tide.bench.stats import median_interval, slowest
 from tide.calibration.victims import make_victims
+from tide.stats import median_interval, slowest
 
 BURST_MS = 22.0
 CALLS = 2  # beside one burst

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tide import _core
 from tide.bench.launch import Context
+from tide.calibration.measure import timing_events
 from tide.fsdp.communicators import exchange_objects
 from tide.fsdp.device_memory import device_bytes
 from tide.fsdp.sum_budget import sum_budget
@@ -115,7 +116,7 @@ class Stopwatch:
 
     def measure(self) -> Sample:
         """Times the body on the rank's stream, all ranks starting together. Collective."""
-        start, end = _timing_events()
+        start, end = timing_events()
         with torch.cuda.stream(self._rank.stream):
             begin = time.perf_counter()
             self._rank.spin(self._spin_ms)
@@ -137,14 +138,10 @@ def next_spin(spin_ms: float, enqueue_ms: float) -> tuple[bool, float]:
     return False, min(2 * enqueue_ms, _LONGEST_SPIN_MS)
 
 
-def _timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-
 def _measure_clock() -> float:
     """Cycles of torch's spin a millisecond; of the second spin, when the clock has gone up."""
     for _ in range(2):
-        start, end = _timing_events()
+        start, end = timing_events()
         start.record()
         torch.cuda._sleep(_CALIBRATION_CYCLES)
         end.record()
