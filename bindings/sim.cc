@@ -74,7 +74,7 @@ void BindSim(nb::module_& m) {
         "A request in JSON to the simulated times of a collective in JSON.");
   m.def("simulate_step", &SimulateStep, nb::arg("request"), nb::arg("layers"),
         nb::arg("forward_ms"), nb::arg("backward_ms"), nb::arg("optimizer_ms") = 0,
-        nb::arg("compute_gb_per_s") = 0, nb::arg("early") = true, nb::arg("kept") = true,
+        nb::arg("compute_gb_per_s") = 0, nb::arg("early") = true, nb::arg("kept") = false,
         nb::arg("timeline") = false,
         "A training step of equal layers, each the request's only group, in JSON.");
   m.def(

@@ -98,7 +98,7 @@ struct TrainingStep {
   // kInPlace: the all-gather of layer l - 2 is issued behind the reduce-scatter of layer l.
   bool early_all_gather = true;
   // The backward gathers nothing that lies where the forward has left it.
-  bool keep_landings = true;
+  bool keep_landings = false;
 };
 
 // Throws Error(kInvalidArgument) for layers, times and rates that no step has.

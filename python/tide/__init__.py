@@ -49,9 +49,7 @@ def enable(
     step. Groups that TIDE cannot serve stay on torch's path, with the reason in the report.
 
     On a kind of GPU that has not been calibrated the first call measures for about a second and
-    keeps the result in a file (``tide calibrate``; TIDE_CALIBRATE=off). The last layers are not
-    gathered again for the backward, so neither their shards nor what the forward does to their
-    unsharded parameters may change through ``.data`` in between (TIDE_KEEP_LANDINGS=off).
+    keeps the result in a file (``tide calibrate``; TIDE_CALIBRATE=off).
 
     Args:
         model: the module that ``fully_shard`` was applied to, or one that contains such modules.

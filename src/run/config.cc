@@ -61,8 +61,10 @@ std::vector<ConfigRow> Table() {
       Row(kCalibrate, "word", "on",
           "off: without TIDE_SUM_CTAS sums take a quarter of the multiprocessors; nothing is "
           "measured"),
-      Row(kKeepLandings, "word", "on",
-          "off: a backward gathers also the parameters that lie where the forward has left them"),
+      Row(kKeepLandings, "word", "off",
+          "on: a backward does not gather what lies where the forward has left it; nothing may "
+          "write "
+          "to parameters in between"),
       Row(kMulticast, "word", "off",
           "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),

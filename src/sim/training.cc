@@ -7,7 +7,7 @@
 //   forward(l)    gather(l); compute follows it; forward; the slot is free
 //   backward(l)   compute follows gather(l); gather(l - 1); backward; reduce(l)
 //   reduce(l)     compute follows reduce(l + 1) first: then FSDP2 frees what that one read
-// The first gathers of the backward find the last layers in their slots and move nothing.
+// With kept landings the first gathers of the backward find the last layers in their slots.
 // A gather follows the compute that last read its slot; in the forward also the start of the layer
 // before the last, in the backward that of the layer it was issued in.
 #include <fmt/format.h>

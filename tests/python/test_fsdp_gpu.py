@@ -44,7 +44,9 @@ def _stock_losses(context: Context, policy: dict[str, Any], steps: int) -> list[
     return [run.step() for _ in range(steps)]
 
 
-def equal_losses(context: Context, mode: str, policy: dict[str, Any], steps: int) -> None:
+def equal_losses(
+    context: Context, mode: str, policy: dict[str, Any], steps: int, keep: str = "off"
+) -> None:
     """The same bits as stock; in the middle TIDE is off, and on again, for a few steps each."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     expected = _stock_losses(context, policy, steps)
@@ -58,17 +60,22 @@ def equal_losses(context: Context, mode: str, policy: dict[str, Any], steps: int
         if not through_tide:
             found += [run.step() for _ in range(start, end)]
             continue
-        with tide.enable(run.model, mode=mode, strict=True) as handle:
-            found += [run.step() for _ in range(start, end)]
-            counters = handle.counters
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TIDE_KEEP_LANDINGS", keep)
+            handle = tide.enable(run.model, mode=mode, strict=True)
+        found += [run.step() for _ in range(start, end)]
+        counters = handle.counters
+        handle.disable()
         assert counters["all_gather"]["stock"] == counters["reduce_scatter"]["stock"] == 0
         assert counters["reduce_scatter"]["tide"] == (BLOCKS + 1) * (end - start)
     assert found == expected
 
 
-@pytest.mark.parametrize("mode", ["in_place", "slot_reuse"])
-def test_losses_of_200_steps_equal_stock(two_ranks: RankGroup, mode: str) -> None:
-    two_ranks.run(equal_losses, mode, MIXED, _STEPS, limit_s=300)
+@pytest.mark.parametrize(
+    ("mode", "keep"), [("in_place", "off"), ("in_place", "on"), ("slot_reuse", "on")]
+)
+def test_losses_of_200_steps_equal_stock(two_ranks: RankGroup, mode: str, keep: str) -> None:
+    two_ranks.run(equal_losses, mode, MIXED, _STEPS, keep, limit_s=300)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,12 @@ _BLOCKS = 4
 _KEPT_A_STEP = 2
 
 
+def _enable(run: fm.Run, keep: str = "on", **options: Any) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TIDE_KEEP_LANDINGS", keep)
+        run.enable(strict=True, **options)
+
+
 def _kept(handle: Any) -> int:
     return sum(state.counters.kept for state in handle._states)
 
@@ -30,7 +36,7 @@ def last_layers(context: Context, nodes: int) -> None:
         context,
         fm.Setup(blocks=_BLOCKS),
         lambda run: (
-            run.enable(strict=True, nodes=nodes),
+            _enable(run, nodes=nodes),
             run.steps(fm.adamw(run.model), 0, 3),
         ),
     )
@@ -49,11 +55,14 @@ def test_on_two_nodes(ranks: Ranks) -> None:
 
 
 def switched_off(context: Context) -> None:
-    """TIDE_KEEP_LANDINGS=off gathers always."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TIDE_KEEP_LANDINGS", "off")
-        handle = fm.parity(context, fm.Setup(blocks=_BLOCKS))
-    assert _kept(handle) == 0
+    """Without the variable, and with off, everything is gathered."""
+    assert _kept(fm.parity(context, fm.Setup(blocks=_BLOCKS))) == 0
+
+    def drive(run: fm.Run) -> None:
+        _enable(run, keep="off")
+        run.steps(fm.adamw(run.model), 0, 2)
+
+    assert _kept(fm.parity(context, fm.Setup(blocks=_BLOCKS), drive)) == 0
 
 
 def test_off(ranks: Ranks) -> None:
@@ -82,7 +91,7 @@ def new_shards(context: Context, change: Callable[[nn.Module], None]) -> None:
     """Shards that change between forward and backward are gathered, as FSDP2 does."""
 
     def drive(run: fm.Run) -> None:
-        run.enable(strict=True)
+        _enable(run)
         for step in range(2):
             loss = run.model(fm.batch(context, step)).float().pow(2).mean()
             with torch.no_grad():
@@ -129,7 +138,11 @@ def _moving_gradient(through_tide: bool) -> tuple[torch.Tensor, int]:
     torch.manual_seed(3)
     model = _Chain()
     fully_shard(model.moving, mesh=fm.cpu_mesh())
-    handle = tide.enable(model, strict=True) if through_tide else None
+    handle = None
+    if through_tide:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TIDE_KEEP_LANDINGS", "on")
+            handle = tide.enable(model, strict=True)
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(8, 4)).backward()
@@ -155,7 +168,7 @@ def accumulation(context: Context) -> None:
     """Forwards gather always, also right after a backward that has left the first layers."""
 
     def drive(run: fm.Run) -> None:
-        run.enable(strict=True)
+        _enable(run)
         for step in range(4):
             run.model.set_requires_gradient_sync(step % 2 == 1)
             run.backward(step)
@@ -173,7 +186,7 @@ def dropped(context: Context) -> None:
     """A kept landing that nobody comes to use is free again, and the next step is right."""
 
     def drive(run: fm.Run) -> None:
-        run.enable(strict=True)
+        _enable(run)
         for step in range(2):
             loss = run.model(fm.batch(context, step)).float().pow(2).mean()
             if run.use_tide:
@@ -196,7 +209,7 @@ def test_a_dropped_one(ranks: Ranks) -> None:
 
 def _probe_steps_on_rank_0(run: fm.Run) -> None:
     """An optimizer of other parameters between forward and backward, on one rank only."""
-    run.enable(strict=True)
+    _enable(run)
     probe = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([probe], lr=0.1)
     loss = run.model(fm.batch(run.context, 0)).float().pow(2).mean()
@@ -220,15 +233,12 @@ def inference_first(context: Context, keep: str) -> None:
     """The first forward makes the unsharded parameters, here as inference tensors."""
 
     def drive(run: fm.Run) -> None:
-        run.enable(strict=True)
+        _enable(run, keep=keep)
         with torch.inference_mode():
             run.note("inference", run.model(fm.batch(context, 0)))
             run.note("again", run.model(fm.batch(context, 1)))
 
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TIDE_KEEP_LANDINGS", keep)
-        handle = fm.parity(context, fm.Setup(blocks=_BLOCKS), drive)
-    assert _kept(handle) == 0
+    assert _kept(fm.parity(context, fm.Setup(blocks=_BLOCKS), drive)) == 0
 
 
 @pytest.mark.parametrize("keep", ["on", "off"])

@@ -121,6 +121,7 @@ TEST(Training, KeptLandingsSaveTwoAllGathers) {
   const LayerPrograms layer = MakeLayer({1, 4});
   TrainingStep step;
   step.layers = 5;
+  step.keep_landings = true;
   const double kept = Seconds(layer, step);
   step.keep_landings = false;
   const double gather = Simulate(layer.all_gather, Toy(), {}).seconds;

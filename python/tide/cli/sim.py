@@ -256,7 +256,7 @@ def step(
     kept: Annotated[
         bool,
         typer.Option("--kept/--no-kept", help="the last layers are not gathered for the backward"),
-    ] = True,
+    ] = False,
     as_json: AsJson = False,
     trace: Trace = None,
 ) -> None:

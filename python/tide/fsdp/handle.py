@@ -146,7 +146,7 @@ class Handle:
             return []
         return [
             f"{kept} all-gathers of the backward moved nothing: their parameters lay where the "
-            "forward had left them (TIDE_KEEP_LANDINGS=off gathers them)"
+            "forward had left them (TIDE_KEEP_LANDINGS)"
         ]
 
     def report(self) -> Report:

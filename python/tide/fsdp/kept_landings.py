@@ -4,13 +4,15 @@ FSDP2 frees the unsharded parameters after a layer's forward and gathers them ag
 backward. Their landing slot stays, and for the last layers nothing else is gathered there in
 between: with two slots, the first two all-gathers of a backward move nothing.
 
-All ranks must decide alike, so the decision depends on what every rank does in the same order: the
-turns of slots, steps of torch's optimizers of sharded parameters, and the version counters of
-shards and of unsharded parameters, which in-place operations raise. Such an operation between the
-forward and the backward must be every rank's or none's: else ranks are found to be in different
-calls. What is written in another way, through ``.data`` or torch's private foreach functions, is
-not seen: FSDP2 would gather new values of a shard, and drop a change of an unsharded parameter.
-Inference tensors have no versions. ``TIDE_KEEP_LANDINGS=off`` gathers always.
+Off unless ``TIDE_KEEP_LANDINGS=on``, since it asks something of the training: between a layer's
+forward and its backward nothing may write to its parameters, in the forward itself neither. FSDP2
+would gather new values of a shard, and drop what was written to an unsharded parameter.
+
+What gives such writes away makes the parameters be gathered: the turns of slots, steps of torch's
+optimizers of sharded parameters, and version counters, which in-place operations raise. Then all
+ranks must have written, or they are found to be in different calls. Some writes raise no counter:
+through ``.data`` or a detached local tensor, by c10d's collectives (``dcp.load`` is one of them),
+by torch's private foreach functions. Inference tensors have none, and are gathered.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def note(
 
 def enabled() -> bool:
     """Returns whether landings are used again."""
-    return settings.text("TIDE_KEEP_LANDINGS") != "off"
+    return settings.text("TIDE_KEEP_LANDINGS") == "on"
 
 
 def find(state: GroupState, params: list[Any]) -> Landed | None:
