@@ -37,10 +37,10 @@ double WorkOfLinkByte(const Topology& topology, int64_t grad_item) {
   return (topology.local_ranks * item + 4) / ((topology.local_ranks - 1) * item);
 }
 
-// A count that was measured: rate, and time added beside compute.
 // Of the fastest rate: what measuring twice may differ by.
 constexpr double kAlmost = 0.95;
 
+// A count that was measured: rate, and time added beside compute.
 struct Candidate {
   AddedTime added;
   double gb_per_s = 0;

@@ -53,7 +53,7 @@ std::vector<ConfigRow> Table() {
       Row(kMemoryLimit, "bytes", "none",
           "act as if only this much memory were available to all ranks of the machine, or on each "
           "GPU; all communicators of a process count"),
-      Row(kStagingSlot, "bytes", "none; 128 MiB on GPUs",
+      Row(kStagingSlot, "bytes", "none; on GPUs 128 MiB, 512 MiB over a node",
           "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
       Row(kStagingSlots, "count", "1; 4 on GPUs", "n_stg: staging slots for each sibling"),
       Row(kSumCtas, "count", "calibrated, or a quarter of the multiprocessors",
@@ -63,8 +63,7 @@ std::vector<ConfigRow> Table() {
           "measured"),
       Row(kKeepLandings, "word", "off",
           "on: a backward does not gather what lies where the forward has left it; nothing may "
-          "write "
-          "to parameters in between"),
+          "write to parameters in between"),
       Row(kMulticast, "word", "off",
           "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),

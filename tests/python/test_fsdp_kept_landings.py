@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fsdp_models as fm
@@ -20,9 +21,16 @@ _BLOCKS = 4
 _KEPT_A_STEP = 2
 
 
-def _enable(run: fm.Run, keep: str = "on", **options: Any) -> None:
+@contextlib.contextmanager
+def _variable(keep: str = "on") -> Iterator[None]:
+    """Sets it for what is enabled inside."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TIDE_KEEP_LANDINGS", keep)
+        yield
+
+
+def _enable(run: fm.Run, keep: str = "on", **options: Any) -> None:
+    with _variable(keep):
         run.enable(strict=True, **options)
 
 
@@ -140,8 +148,7 @@ def _moving_gradient(through_tide: bool) -> tuple[torch.Tensor, int]:
     fully_shard(model.moving, mesh=fm.cpu_mesh())
     handle = None
     if through_tide:
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("TIDE_KEEP_LANDINGS", "on")
+        with _variable():
             handle = tide.enable(model, strict=True)
     for _ in range(2):
         model.zero_grad()

@@ -256,8 +256,9 @@ def _connect(
             member.state.register(channel, pool)
         _reserve(channel, pool, served)
         reuse = _reuses_slots(process_group, served, options)
+        keeps = kept_landings.enabled()
         for member in served:
-            member.state.keeps_landings = kept_landings.enabled()
+            member.state.keeps_landings = keeps
             member.state.reuse_slots = reuse
             member.state.early_all_gather = device.type == "cuda" and not reuse
     except BaseException:

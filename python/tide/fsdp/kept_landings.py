@@ -17,6 +17,7 @@ by torch's private foreach functions. Inference tensors have none, and are gathe
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ def _count_step(optimizer: Optimizer, *_args: Any) -> None:
         _optimizer_steps[0] += 1
 
 
-register_optimizer_step_post_hook(_count_step)
+@functools.cache
+def _count_steps() -> None:
+    register_optimizer_step_post_hook(_count_step)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Landed:
 
 
 def shard_versions(state: GroupState, params: list[Any]) -> Versions | None:
-    """Returns the address and the versions of each shard that an all-gather reads.
+    """Returns the address and the versions of each shard that an all-gather reads, and the steps.
 
     None if landings are not kept, or a shard has no version.
 
@@ -70,16 +73,15 @@ def shard_versions(state: GroupState, params: list[Any]) -> Versions | None:
     """
     if not state.keeps_landings or any(p.sharded_param.is_inference() for p in params):
         return None
-    steps = _optimizer_steps[0]
-    return tuple(
+    shards = (
         (
             param._sharded_param_data.data_ptr(),
             param.sharded_param._version,
             param.sharded_param._local_tensor._version,
-            steps,
         )
         for param in params
     )
+    return (*shards, (_optimizer_steps[0],))
 
 
 def _output_versions(state: GroupState) -> Versions:
@@ -93,16 +95,18 @@ def note(
     event: torch.cuda.Event | None,
 ) -> None:
     """Notes that the group's parameters lie in ``slot``; without versions, where none are known."""
-    inferred = any(output.is_inference() for output in state.outputs)
-    if shards is None or inferred:
+    if shards is None or any(output.is_inference() for output in state.outputs):
         state.landed = None
     else:
         state.landed = Landed(slot, slot.turn, shards, _output_versions(state), event)
 
 
 def enabled() -> bool:
-    """Returns whether landings are used again."""
-    return settings.text("TIDE_KEEP_LANDINGS") == "on"
+    """Returns whether landings are used again; steps of optimizers count from then on."""
+    keeps = settings.text("TIDE_KEEP_LANDINGS") == "on"
+    if keeps:
+        _count_steps()
+    return keeps
 
 
 def find(state: GroupState, params: list[Any]) -> Landed | None:

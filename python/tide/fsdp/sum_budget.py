@@ -51,12 +51,13 @@ def _calibrated(gpu: gpus.Gpu, nodes: int, local_ranks: int, grad_bytes: int) ->
 
     found = store.load_or_measure(gpu, measured, nodes, local_ranks)
     ctas, why = store.choose(found.text, nodes, local_ranks, grad_bytes)
-    how = f"calibrated in {found.path}"
-    if found.measured:
+    if not found.measured:
+        how = f"calibrated in {found.path}"
+    elif found.path is None:
+        how = f"measured now, kept nowhere ({found.unwritten})"
+    else:
         how = f"measured now, kept in {found.path}"
         how += f", since the file there was not valid ({found.rejected})" if found.rejected else ""
-    if found.path is None:
-        how = f"measured now, kept nowhere ({found.unwritten})"
     return SumBudget(ctas, f"a sum takes {ctas} CTAs, {how}: {why}")
 
 

@@ -24,10 +24,11 @@ MemoryBudget::MemoryBudget(const CommunicatorOptions& options)
 std::shared_ptr<void> MemoryBudget::Take(int64_t bytes, const std::string& need) {
   int64_t before = reserved_->load();
   do {
-    if (limit_bytes_ == 0 || bytes <= limit_bytes_ - before) continue;
-    RefuseMemory(need, std::max<int64_t>(limit_bytes_ - before, 0),
-                 fmt::format("memory_limit_bytes, TIDE_MEMORY_LIMIT: {}, of which {} is reserved",
-                             FormatBytes(limit_bytes_), FormatBytes(before)));
+    if (limit_bytes_ > 0 && bytes > limit_bytes_ - before) {
+      RefuseMemory(need, std::max<int64_t>(limit_bytes_ - before, 0),
+                   fmt::format("memory_limit_bytes, TIDE_MEMORY_LIMIT: {}, of which {} is reserved",
+                               FormatBytes(limit_bytes_), FormatBytes(before)));
+    }
   } while (!reserved_->compare_exchange_weak(before, before + bytes));
   return {nullptr,
           [reserved = reserved_, bytes](void* /*nothing*/) { reserved->fetch_sub(bytes); }};
