@@ -248,14 +248,16 @@ void BindAllGather(nb::class_<PyCommunicator>& communicator, const char* name,
       name,
       [run](PyCommunicator& self, int group, const Pointers& shards,
             const std::vector<int>& shard_dtypes, int segment, int64_t offset,
-            std::optional<uintptr_t> stream, std::optional<uintptr_t> ready_stream) {
-        const auto call =
+            std::optional<uintptr_t> stream, std::optional<uintptr_t> ready_stream, bool refresh) {
+        auto call =
             MakeAllGather(group, shards, shard_dtypes, segment, offset, stream, ready_stream);
+        call.refresh = refresh;
         const nb::gil_scoped_release release;
         (self.get().*run)(call);
       },
       nb::arg("group"), nb::arg("shards"), nb::arg("shard_dtypes"), nb::arg("segment"),
-      nb::arg("offset"), nb::arg("stream") = nb::none(), nb::arg("ready_stream") = nb::none());
+      nb::arg("offset"), nb::arg("stream") = nb::none(), nb::arg("ready_stream") = nb::none(),
+      nb::arg("refresh") = false);
 }
 
 void BindReduceScatter(nb::class_<PyCommunicator>& communicator, const char* name,

@@ -136,6 +136,9 @@ struct AllGatherCall {
   // The call follows what this stream holds now, in place of what `stream` holds. Where that holds
   // an earlier all-gather, the casts of this one run beside its transfers. Needs `stream`.
   std::optional<void*> ready_stream = {};
+  // One node: the landing holds what the group's last all-gather has brought there, on all ranks,
+  // and none of them has written to it; what differs from the shards by now is brought again.
+  bool refresh = false;
 };
 
 struct ReduceScatterCall {

@@ -46,6 +46,9 @@ struct AllGatherOptions {
   // One node: a cast runs beside the transfers. Its first part makes this many bytes, every further
   // one twice as many as the part before; each is sent when it is cast. 0: cast first, then send.
   int64_t first_cast_bytes = 0;
+  // One node: the landing holds what the group's last all-gather has brought, on all ranks. Each of
+  // them compares its shards with its part there, and writes to the landings what differs.
+  bool refresh = false;
 };
 
 // Where partials of other nodes land (docs/design.md).

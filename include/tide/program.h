@@ -138,13 +138,15 @@ enum class OpKind : uint8_t {
   kMulticast,  // pieces to every rank of the node; see Span
   kPut,        // puts to the rank `peer` of the same local index on another node
   kCast,       // casts, own memory
-  kSum,        // sums, own memory
-  kLand,       // lands, from all ranks of the node
-  kZero,       // clears the dst of each piece, own memory
-  kSignal,     // adds one to `counter` on rank `peer`, after everything earlier in this queue
-  kWait,       // blocks the queue until the own `counter` has risen by `value` in this call
-  kRecord,     // `event` has happened: tells the caller, or the own queue that awaits it
-  kAwait,      // blocks the queue until `event`
+  kRefresh,    // casts, or copies of equal dtypes, to every rank of the node; writes nothing where
+             // the own dst, and so that of every rank, holds the result already
+  kSum,     // sums, own memory
+  kLand,    // lands, from all ranks of the node
+  kZero,    // clears the dst of each piece, own memory
+  kSignal,  // adds one to `counter` on rank `peer`, after everything earlier in this queue
+  kWait,    // blocks the queue until the own `counter` has risen by `value` in this call
+  kRecord,  // `event` has happened: tells the caller, or the own queue that awaits it
+  kAwait,   // blocks the queue until `event`
 };
 
 // Which ranks a multicast reaches: all of the node, or all but the sender (whose landing is the
@@ -199,7 +201,7 @@ enum class Lane : uint8_t { kControl, kAllGather, kReduceScatter };
 inline constexpr int kLanes = 3;
 
 struct Program {
-  std::string name;  // "all_gather", "reduce_scatter", "barrier"
+  std::string name;  // "all_gather", "refresh", "reduce_scatter", "barrier"
   Lane lane = Lane::kControl;
   int rank = 0;
   Topology topology;

@@ -1,7 +1,8 @@
 // TIDE-AG (paper, section 3).
 //
 // One node: entry fence, one batch of multicasts, completion fence. Shards that need a cast are
-// cast into the own landing, part by part on a queue of its own, and sent from there.
+// cast into the own landing, part by part on a queue of its own, and sent from there. A refresh of
+// a landing that holds the parameters still has one operation in place of those.
 //
 // Several nodes, four queues, so that no rank waits for its slowest sibling (section 3.2):
 //   readiness   the landing is free: tell the siblings
@@ -48,11 +49,18 @@ void CheckDtypes(const GroupLayout& layout, const std::vector<DType>& shard_dtyp
 }
 
 void CheckOptions(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
-                  const AllGatherOptions& options) {
+                  const Topology& topology, const AllGatherOptions& options) {
   if (options.contexts < 1 || options.contexts > kMaxContexts) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("all_gather: contexts: expected 1 to {}, got {}", kMaxContexts,
                             options.contexts));
+  }
+  if (options.refresh && topology.nodes > 1) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("all_gather of group '{}': a landing is refreshed on one node only, got "
+                    "{} nodes; expected refresh = false",
+                    layout.name(), topology.nodes));
   }
   for (size_t p = 0; options.resident && p < shard_dtypes.size(); ++p) {
     if (shard_dtypes[p] == layout.params()[p].shape.dtype) continue;
@@ -71,7 +79,7 @@ class Planner {
       : layout_(layout),
         dtypes_(shard_dtypes),
         options_(options),
-        builder_("all_gather", Lane::kAllGather, topology, rank) {
+        builder_(options.refresh ? "refresh" : "all_gather", Lane::kAllGather, topology, rank) {
     landing_ = builder_.AddBuffer(BufferKind::kLanding, 0, layout.landing_bytes());
     for (size_t p = 0; p < dtypes_.size(); ++p) {
       const int64_t item = static_cast<int64_t>(ItemSize(dtypes_[p]));
@@ -81,6 +89,7 @@ class Planner {
   }
 
   Program OneNode();
+  Program Refresh();
   Program LandingToLanding();
   Program ThroughStage();
 
@@ -200,6 +209,27 @@ Program Planner::OneNode() {
   return builder_.Finish();
 }
 
+Program Planner::Refresh() {
+  const int queue = builder_.AddQueue("main");
+  std::vector<CastPiece> pieces;
+  for (size_t p = 0; p < dtypes_.size(); ++p) {
+    const ParamLayout& param = layout_.params()[p];
+    if (param.shard_elems == 0) continue;
+    pieces.push_back({OwnLanding(static_cast<int>(p)),
+                      {shards_[p], 0},
+                      param.shard_elems,
+                      param.shape.dtype,
+                      dtypes_[p]});
+  }
+  builder_.Await(queue, {EventKind::kReady});
+  builder_.Fence(queue, CounterKind::kEntry);
+  if (!pieces.empty()) builder_.Add(queue, OpKind::kRefresh).casts = std::move(pieces);
+  builder_.Record(queue, {EventKind::kReadDone});
+  builder_.Fence(queue, CounterKind::kLanded);
+  builder_.Record(queue, {EventKind::kDone});
+  return builder_.Finish();
+}
+
 // One rank a node: slots of consecutive nodes are neighbours in the landing, so the rounds run from
 // landing to landing (paper, appendix F). `entry` goes to the ranks that put here.
 Program Planner::LandingToLanding() {
@@ -282,9 +312,10 @@ Program Planner::ThroughStage() {
 Program PlanAllGather(const GroupLayout& layout, const std::vector<DType>& shard_dtypes,
                       const Topology& topology, int rank, const AllGatherOptions& options) {
   CheckDtypes(layout, shard_dtypes);
-  CheckOptions(layout, shard_dtypes, options);
+  CheckOptions(layout, shard_dtypes, topology, options);
   internal::CheckRanks(layout, topology);
   Planner planner(layout, shard_dtypes, topology, rank, options);
+  if (options.refresh) return planner.Refresh();
   if (topology.nodes == 1) return planner.OneNode();
   if (topology.local_ranks == 1) return planner.LandingToLanding();
   return planner.ThroughStage();

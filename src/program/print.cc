@@ -7,8 +7,9 @@
 namespace tide {
 
 const char* Name(OpKind kind) {
-  static constexpr const char* kNames[] = {"copy", "multicast", "put",  "cast",   "sum",  "land",
-                                           "zero", "signal",    "wait", "record", "await"};
+  static constexpr const char* kNames[] = {"copy",    "multicast", "put",    "cast",
+                                           "refresh", "sum",       "land",   "zero",
+                                           "signal",  "wait",      "record", "await"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -160,6 +161,7 @@ std::string ToString(const Program& program, const Operation& op) {
       return fmt::format("{} {} pieces, {} elements{}", head, op.lands.size(), Elems(op.lands),
                          op.accumulate ? ", accumulating" : "");
     case OpKind::kCast:
+    case OpKind::kRefresh:
       return fmt::format("{} {} pieces, {} elements", head, op.casts.size(), Elems(op.casts));
     case OpKind::kSum:
       return fmt::format("{} {} pieces, {} elements{}", head, op.sums.size(), Elems(op.sums),

@@ -105,13 +105,16 @@ class Communicator::Impl {
     key_.Add(static_cast<int64_t>(Collective::kAllGather));
     key_.Add(group.hash);
     key_.Add(call.shard_dtypes);
+    key_.Add(static_cast<int64_t>(call.refresh));
     const Planned& planned = Lookup(synchronised, [&] {
       if (!arena_.HoldsAllGather(group.layout)) {
         RollCall("all_gather", call.group, nullptr);
         if (arena_.ReserveAllGather(group.layout)) ForgetPrograms();
       }
+      AllGatherOptions options = arena_.all_gather();
+      options.refresh = call.refresh;
       return PlanAllGather(group.layout, call.shard_dtypes, fabric_->topology(), fabric_->rank(),
-                           arena_.all_gather());
+                           options);
     });
     key_.Add(call.landing.segment);
     key_.Add(call.landing.offset);

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "fabric/host/call_report.h"
@@ -15,6 +16,8 @@ namespace {
 // Blocks of a multicast: small enough that the second and later destinations read the source from
 // L2.
 constexpr int64_t kMulticastBlockBytes = 256 * 1024;
+// Of a refresh: what has been cast and compared is written from the first-level cache.
+constexpr int64_t kRefreshBlockBytes = 16 * 1024;
 constexpr int kYieldsBeforeSleep = 50;
 // A bound on each sleep; a lost wake-up would cost this much, not a hang.
 constexpr int64_t kMaxSleepNs = 100'000'000;
@@ -186,6 +189,9 @@ void Executor::RunData(const Call& call, const Operation& op) {
                       static_cast<size_t>(piece.elems));
       }
       return;
+    case OpKind::kRefresh:
+      Refresh(call, op);
+      return;
     case OpKind::kPut:
       Put(call, op);
       return;
@@ -237,6 +243,37 @@ void Executor::Multicast(const Call& call, const Operation& op) const {
           kernels::Copy(dst + row * piece.dst_pitch + done, src + row * piece.src_pitch + done,
                         static_cast<size_t>(bytes));
         }
+      }
+    }
+  }
+}
+
+// Looks at the destinations of all ranks, since reading them costs a rank no more than its own.
+void Executor::Refresh(const Call& call, const Operation& op) {
+  const Topology& topology = call.program->topology;
+  const int node = topology.Node(rank_);
+  for (const CastPiece& piece : op.casts) {
+    const auto dst_item = static_cast<int64_t>(ItemSize(piece.dst_dtype));
+    const auto src_item = static_cast<int64_t>(ItemSize(piece.src_dtype));
+    const char* src = Resolve(call, piece.src, rank_);
+    const char* own = Resolve(call, piece.dst, rank_);
+    const int64_t block = kRefreshBlockBytes / dst_item;
+    for (int64_t done = 0; done < piece.elems; done += block) {
+      const int64_t elems = std::min(block, piece.elems - done);
+      const auto bytes = static_cast<size_t>(elems * dst_item);
+      const char* wanted = src + done * src_item;
+      if (piece.dst_dtype != piece.src_dtype) {
+        wanted_.resize(kRefreshBlockBytes);
+        kernels::Cast(wanted_.data(), piece.dst_dtype, wanted, piece.src_dtype,
+                      static_cast<size_t>(elems));
+        wanted = wanted_.data();
+      }
+      for (int i = 0; i < topology.local_ranks; ++i) {
+        const int local = (topology.Local(rank_) + i) % topology.local_ranks;
+        char* dst = Resolve(call, piece.dst, topology.Rank(node, local));
+        if (i > 0 && dst == own) continue;  // one memory a node
+        dst += done * dst_item;
+        if (std::memcmp(dst, wanted, bytes) != 0) kernels::Copy(dst, wanted, bytes);
       }
     }
   }

@@ -58,6 +58,7 @@ class Executor {
   void RunData(const Call& call, const Operation& op);
   void Copy(const Call& call, const std::vector<Piece>& pieces, int rank) const;
   void Multicast(const Call& call, const Operation& op) const;
+  void Refresh(const Call& call, const Operation& op);
   void Put(const Call& call, const Operation& op) const;
   void Sum(const Call& call, const Operation& op);
   void Land(const Call& call, const Operation& op);
@@ -85,6 +86,7 @@ class Executor {
   std::vector<size_t> cursors_;  // by queue: index of its next operation; kept to reuse the memory
   std::vector<Event> recorded_;  // in this call; kept to reuse the memory
   std::vector<const void*> sources_;  // of one sum; kept to reuse the memory
+  std::vector<char> wanted_;          // a block of a refresh; likewise
 };
 
 }  // namespace tide::host

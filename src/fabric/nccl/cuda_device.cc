@@ -15,6 +15,7 @@
 namespace tide::nccl {
 namespace {
 
+using kernels::cuda::RefreshBatch;
 using kernels::cuda::SumBatch;
 using kernels::cuda::SumCall;
 using kernels::cuda::SumItem;
@@ -68,6 +69,18 @@ class SumKernel final : public Kernel {
 
  private:
   SumBatch batch_;
+  const int ctas_;
+};
+
+class RefreshKernel final : public Kernel {
+ public:
+  RefreshKernel(const std::vector<SumItem>& items, int ctas) : batch_(items), ctas_(ctas) {}
+  void Launch(const void* const* bases, const SumCall& /*call*/, Stream stream) override {
+    batch_.Launch(bases, ctas_, stream);
+  }
+
+ private:
+  RefreshBatch batch_;
   const int ctas_;
 };
 
@@ -159,6 +172,10 @@ class CudaDevice final : public Device {
   }
   std::unique_ptr<Kernel> MakeCast(const std::vector<SumItem>& items) override {
     return std::make_unique<SumKernel>(items, multiprocessors_);
+  }
+  std::unique_ptr<Kernel> MakeRefresh(const std::vector<SumItem>& items) override {
+    return std::make_unique<RefreshKernel>(
+        items, RefreshBatch::kCtasAMultiprocessor * multiprocessors_);
   }
   std::unique_ptr<Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
     return std::make_unique<SumKernel>(items, sum_ctas_, SumPath::kMulticast);

@@ -83,6 +83,8 @@ class Device {
   // Blocks until the table is on the device; once a program.
   virtual std::unique_ptr<Kernel> MakeSum(const std::vector<kernels::cuda::SumItem>& items) = 0;
   virtual std::unique_ptr<Kernel> MakeCast(const std::vector<kernels::cuda::SumItem>& items) = 0;
+  // Each item has one source, and copies that lie as dst at other ranks.
+  virtual std::unique_ptr<Kernel> MakeRefresh(const std::vector<kernels::cuda::SumItem>& items) = 0;
   // Each item has one fp32 source, a multicast address.
   virtual std::unique_ptr<Kernel> MakeMulticastSum(
       const std::vector<kernels::cuda::SumItem>& items) = 0;

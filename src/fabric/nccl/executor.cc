@@ -53,6 +53,8 @@ std::unique_ptr<Kernel> Executor::MakeKernel(const LoweredSum& sum) {
       break;
     case SumKind::kCast:
       return device_.MakeCast(sum.items);
+    case SumKind::kRefresh:
+      return device_.MakeRefresh(sum.items);
     case SumKind::kMulticast:
       return device_.MakeMulticastSum(sum.items);
   }

@@ -67,6 +67,8 @@ class Lowering {
   void Send(int stream, LoweredSend send);
   void Sums(const Operation& op, LoweredSum sum);
   std::vector<SumItem> LandItems(const Operation& op);
+  std::vector<SumItem> RefreshItems(const Operation& op);
+  std::vector<int> Siblings() const;
   void Zero(const Operation& op);
   void JoinQueues();
 
@@ -154,6 +156,9 @@ void Lowering::Add(const Operation& op) {
       Sums(op, {std::move(items), SumKind::kCast});
       return;
     }
+    case OpKind::kRefresh:
+      Sums(op, {RefreshItems(op), SumKind::kRefresh});
+      return;
     case OpKind::kSum: {
       std::vector<SumItem> items;
       for (const SumPiece& sum : op.sums) {
@@ -221,6 +226,17 @@ void Lowering::AddPiece(const Piece& piece, int rank) {
       {dst, src, piece.row_bytes, piece.rows, piece.dst_pitch, piece.src_pitch});
 }
 
+// Each rank starts with another one.
+std::vector<int> Lowering::Siblings() const {
+  const Topology& topology = program_.topology;
+  std::vector<int> ranks;
+  for (int i = 1; i < topology.local_ranks; ++i) {
+    ranks.push_back(topology.Rank(topology.Node(program_.rank),
+                                  (topology.Local(program_.rank) + i) % topology.local_ranks));
+  }
+  return ranks;
+}
+
 // From the own landing to the peers' it is unicast, whatever the reach: the multicast address would
 // write to the source while the copy reads it, and copies don't allow that.
 void Lowering::Multicast(const Operation& op) {
@@ -228,13 +244,7 @@ void Lowering::Multicast(const Operation& op) {
     Copies(op.queue, op.pieces, {kWholeNode});
     return;
   }
-  const Topology& topology = program_.topology;
-  const int node = topology.Node(program_.rank);
-  std::vector<int> ranks;  // the siblings; each rank starts with another one
-  for (int i = 1; i < topology.local_ranks; ++i) {
-    ranks.push_back(
-        topology.Rank(node, (topology.Local(program_.rank) + i) % topology.local_ranks));
-  }
+  std::vector<int> ranks = Siblings();
   if (op.span == Span::kPeers) {
     Copies(op.queue, op.pieces, ranks);
     return;
@@ -308,6 +318,16 @@ std::vector<SumItem> Lowering::LandItems(const Operation& op) {
     for (const int local : locals) {
       item.sources.push_back(At(land.block, topology.Rank(node, local)));
     }
+  }
+  return items;
+}
+
+std::vector<SumItem> Lowering::RefreshItems(const Operation& op) {
+  std::vector<SumItem> items;
+  for (const CastPiece& cast : op.casts) {
+    SumItem& item = items.emplace_back();
+    item = {At(cast.dst), {At(cast.src)}, cast.elems, cast.dst_dtype, cast.src_dtype};
+    for (const int rank : Siblings()) item.copies.push_back(At(cast.dst, rank));
   }
   return items;
 }

@@ -5,6 +5,7 @@
 //   pieces of a copy        one batch, and one of pitched pieces
 //   multicasts              one batch of pushes, the own copy beside it on a stream of its own; or
 //                           one batch of copies to the multicast address
+//   refreshes               one kernel
 //   puts, signals to nodes  one group, so that all transfers of a round are under way together
 //   signals, waits in node  one batch of memory operations
 // Addresses are resolved at each call: a Place counts from a base, and there are few bases.
@@ -91,6 +92,7 @@ struct LoweredSend {
 enum class SumKind : uint8_t {
   kSum,
   kCast,       // one source each
+  kRefresh,    // one source each; writes dst and copies where dst differs from it
   kMulticast,  // one source each, a multicast address: the switch adds what all ranks have there
 };
 

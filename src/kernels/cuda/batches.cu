@@ -192,6 +192,35 @@ int64_t SumBatch::device_bytes() const { return table_->device_bytes(); }
 
 namespace {
 
+const std::vector<SumItem>& CheckRefreshItems(const std::vector<SumItem>& items) {
+  for (const SumItem& item : items) {
+    const bool bytes = item.dst_dtype == DType::kU8 || item.src_dtype == DType::kU8;
+    if (item.sources.size() == 1 && (!bytes || item.dst_dtype == item.src_dtype)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("a refresh has one source, of the type of its output or both of "
+                            "bf16, fp16 and fp32; got ") +
+                    std::to_string(item.sources.size()) + " sources of " + Name(item.src_dtype) +
+                    " and an output of " + Name(item.dst_dtype));
+  }
+  return items;
+}
+
+}  // namespace
+
+RefreshBatch::RefreshBatch(const std::vector<SumItem>& items)
+    : table_(
+          std::make_unique<internal::DeviceTable>(internal::MakeTable(CheckRefreshItems(items)))) {}
+
+RefreshBatch::~RefreshBatch() = default;
+RefreshBatch::RefreshBatch(RefreshBatch&&) noexcept = default;
+RefreshBatch& RefreshBatch::operator=(RefreshBatch&&) noexcept = default;
+
+void RefreshBatch::Launch(const void* const* bases, int ctas, Stream stream) const {
+  table_->Launch(bases, {internal::RefreshKernel, ctas, 0, 0}, {}, stream);
+}
+
+namespace {
+
 std::vector<SumItem> WithoutSources(const std::vector<ZeroItem>& items) {
   std::vector<SumItem> result;
   for (const ZeroItem& item : items) {

@@ -1,4 +1,4 @@
-// Sums, casts, landings and zeroing on a GPU, many tensors a launch.
+// Sums, casts, landings, refreshes and zeroing on a GPU, many tensors a launch.
 //
 //   SumBatch sums({{.dst = {0, 0}, .sources = {{1, 0}, {2, 4096}}, .elems = n,
 //                   .dst_dtype = DType::kF32, .src_dtype = DType::kBF16}});   // once
@@ -48,6 +48,7 @@ struct SumItem {
   int64_t elems = 0;
   DType dst_dtype = DType::kF32;
   DType src_dtype = DType::kF32;
+  std::vector<Operand> copies = {};  // RefreshBatch: the places of dst at the other ranks
 };
 
 // How sources are read. All paths give the same bits, but for kMulticast, where the switch chooses
@@ -90,6 +91,26 @@ class SumBatch {
   SumPath path_;
   uint32_t shared_bytes_ = 0;  // of each CTA on a bulk path, and the slots of its ring
   uint32_t n_slots_ = 0;
+  std::unique_ptr<internal::DeviceTable> table_;
+};
+
+// Casts, or copies of equal types: where dst does not hold the result already, in bits, dst and its
+// copies get it. Each item has one source; the bases of copies are as aligned as that of dst, to 16
+// bytes.
+class RefreshBatch {
+ public:
+  // Blocks that run together on a multiprocessor: a thread has only one group of elements on its
+  // way at a time.
+  static constexpr int kCtasAMultiprocessor = 4;
+
+  explicit RefreshBatch(const std::vector<SumItem>& items);
+  ~RefreshBatch();
+  RefreshBatch(RefreshBatch&&) noexcept;
+  RefreshBatch& operator=(RefreshBatch&&) noexcept;
+
+  void Launch(const void* const* bases, int ctas, Stream stream) const;
+
+ private:
   std::unique_ptr<internal::DeviceTable> table_;
 };
 

@@ -1,4 +1,4 @@
-// The kernels of a sum, one for each path, as launches see them. A kernel takes one
+// The kernels, of a sum one for each path, as launches see them. A kernel takes one
 // LaunchParams<kFewBases> or, `many`, LaunchParams<kManyBases>.
 #ifndef TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_
 #define TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_
@@ -18,6 +18,7 @@ Kernel PlainKernel(bool many);
 Kernel MulticastKernel(bool many);
 Kernel BulkKernel(bool many);
 Kernel ZeroKernel(bool many);
+Kernel RefreshKernel(bool many);
 
 // The ring of the bulk path within `limit_bytes` of shared memory; no slots if it is too little.
 struct BulkMemory {

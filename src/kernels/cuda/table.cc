@@ -28,6 +28,14 @@ void CheckItem(const SumItem& item) {
   }
   CheckOperand(item.dst, Bytes(item.dst_dtype));
   for (const Operand& source : item.sources) CheckOperand(source, Bytes(item.src_dtype));
+  for (const Operand& copy : item.copies) {
+    CheckOperand(copy, Bytes(item.dst_dtype));
+    if ((copy.offset - item.dst.offset) % kVectorBytes == 0) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "a copy is as aligned as dst, to " + std::to_string(kVectorBytes) +
+                    " bytes; got offsets " + std::to_string(copy.offset) + " and " +
+                    std::to_string(item.dst.offset));
+  }
 }
 
 // Collects the items of one launch.
@@ -45,6 +53,7 @@ class PartBuilder {
     for (const Operand& source : item.sources) {
       added.push_back(MakeOperand(source, item.src_dtype));
     }
+    for (const Operand& copy : item.copies) added.push_back(MakeOperand(copy, item.dst_dtype));
     if (part_.bases.size() > max_bases_) {
       for (size_t slot = n_bases; slot < part_.bases.size(); ++slot)
         slots_.erase(part_.bases[slot]);
@@ -53,6 +62,7 @@ class PartBuilder {
       return false;
     }
     items_.push_back({item.elems, part_.n_tiles, static_cast<uint32_t>(operands_.size()),
+                      static_cast<uint32_t>(item.copies.size()),
                       static_cast<uint16_t>(item.sources.size()), item.dst_dtype, item.src_dtype});
     operands_.insert(operands_.end(), added.begin(), added.end());
     const int64_t n_tiles = TileCount(item.elems, item.src_dtype);
@@ -110,9 +120,9 @@ Table MakeTable(const std::vector<SumItem>& items, size_t max_bases) {
     if (!builder.empty()) builder.MoveTo(table);
     builder = PartBuilder(max_bases);
     if (!builder.Add(item)) {
-      throw Error(ErrorCode::kInvalidArgument, "an item has at most " + std::to_string(max_bases) +
-                                                   " base pointers, got " +
-                                                   std::to_string(item.sources.size() + 1));
+      throw Error(ErrorCode::kInvalidArgument,
+                  "an item has at most " + std::to_string(max_bases) + " base pointers, got " +
+                      std::to_string(item.sources.size() + item.copies.size() + 1));
     }
   }
   if (!builder.empty()) builder.MoveTo(table);

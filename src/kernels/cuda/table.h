@@ -34,11 +34,12 @@ struct TableOperand {
   uint32_t unused;
 };
 
-// Operands of an item: dst, then the sources.
+// Operands of an item: dst, then the sources, then the copies.
 struct TableItem {
   int64_t elems;
   int64_t first_tile;
   uint32_t first_operand;
+  uint32_t n_copies;
   uint16_t n_sources;
   DType dst_dtype;
   DType src_dtype;

@@ -65,6 +65,12 @@ class Walk {
     return Address(item_.first_operand + 1 + index);
   }
 
+  // dst, then the places of its copies.
+  __device__ __forceinline__ uint8_t* copy(uint32_t index) const {
+    if (index == 0) return dst();
+    return const_cast<uint8_t*>(Address(item_.first_operand + item_.n_sources + index));
+  }
+
  private:
   __device__ __forceinline__ void Enter(uint32_t item) {
     item_ = args_.items[item];
@@ -77,8 +83,9 @@ class Walk {
     return bases_[at.base] + at.offset;
   }
 
-  // The first element at which all operands are aligned. Four-byte sources repeat their alignment
-  // within a group, so that a two-byte dst may need the second place.
+  // The first element at which all operands are aligned; copies are aligned as dst. Four-byte
+  // sources repeat their alignment within a group, so that a two-byte dst may need the second
+  // place.
   __device__ __forceinline__ int64_t CommonHead() const {
     const int64_t src_bytes = Bytes(item_.src_dtype), dst_bytes = Bytes(item_.dst_dtype);
     const uint64_t to = reinterpret_cast<uint64_t>(dst());

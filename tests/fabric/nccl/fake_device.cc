@@ -81,6 +81,40 @@ class FakeSum final : public nccl::Kernel {
   const std::vector<SumItem> items_;
 };
 
+// Element by element: where the own one does not hold it yet, all ranks' do.
+class FakeRefresh final : public nccl::Kernel {
+ public:
+  FakeRefresh(FakeWorld& world, int rank, std::vector<SumItem> items)
+      : world_(world), rank_(rank), items_(std::move(items)) {}
+
+  void Launch(const void* const* bases, const kernels::cuda::SumCall& /*call*/,
+              Stream stream) override {
+    ++world_.calls(rank_).kernels;
+    FakeWorld::Operation refresh;
+    for (const SumItem& item : items_) {
+      TIDE_CHECK(item.sources.size() == 1);
+      std::vector<char*> places = {At(bases, item.dst)};
+      for (const auto& copy : item.copies) places.push_back(At(bases, copy));
+      refresh.lines.push_back({[&item, places, src = At(bases, item.sources[0])] {
+        const size_t bytes = ItemSize(item.dst_dtype);
+        std::vector<char> wanted(static_cast<size_t>(item.elems) * bytes);
+        kernels::Cast(wanted.data(), item.dst_dtype, src, item.src_dtype,
+                      static_cast<size_t>(item.elems));
+        for (size_t at = 0; at < wanted.size(); at += bytes) {
+          if (std::memcmp(places[0] + at, &wanted[at], bytes) == 0) continue;
+          for (char* place : places) std::memcpy(place + at, &wanted[at], bytes);
+        }
+      }});
+    }
+    world_.Append(QueueOf(stream), std::move(refresh));
+  }
+
+ private:
+  FakeWorld& world_;
+  const int rank_;
+  const std::vector<SumItem> items_;
+};
+
 // The switch's sum of one block: a part reads the block of a rank, the last stores.
 class FakeMulticastSum final : public nccl::Kernel {
  public:
@@ -216,6 +250,9 @@ class FakeDevice final : public nccl::Device {
   }
   std::unique_ptr<nccl::Kernel> MakeSum(const std::vector<SumItem>& items) override {
     return std::make_unique<FakeSum>(world_, rank_, items);
+  }
+  std::unique_ptr<nccl::Kernel> MakeRefresh(const std::vector<SumItem>& items) override {
+    return std::make_unique<FakeRefresh>(world_, rank_, items);
   }
   std::unique_ptr<nccl::Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
     return std::make_unique<FakeMulticastSum>(world_, rank_, items);
