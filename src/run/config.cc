@@ -23,6 +23,7 @@ constexpr const char* kStagingSlots = "TIDE_STAGING_SLOTS";
 constexpr const char* kSumCtas = "TIDE_SUM_CTAS";
 constexpr const char* kCalibrate = "TIDE_CALIBRATE";
 constexpr const char* kKeepLandings = "TIDE_KEEP_LANDINGS";
+constexpr const char* kLandingSlots = "TIDE_LANDING_SLOTS";
 constexpr const char* kMulticast = "TIDE_MULTICAST";
 constexpr const char* kCache = "TIDE_CACHE";
 constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
@@ -61,9 +62,13 @@ std::vector<ConfigRow> Table() {
       Row(kCalibrate, "word", "on",
           "off: without TIDE_SUM_CTAS sums take a quarter of the multiprocessors; nothing is "
           "measured"),
-      Row(kKeepLandings, "word", "off",
-          "on: a backward does not gather what lies where the forward has left it; nothing may "
-          "write to parameters in between"),
+      Row(kKeepLandings, "word", "on",
+          "off: a backward gathers also what lies where the forward has left it; on several nodes "
+          "it always does"),
+      Row(kLandingSlots, "count", "2; on GPUs up to 4",
+          "landing slots of the layers that FSDP2 reshards after forward, at least 2; as many of "
+          "the "
+          "last ones are kept for the backward"),
       Row(kMulticast, "word", "off",
           "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
       Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
@@ -103,6 +108,10 @@ void ReadVariable(ConfigRow* row) {
   row->value = value;
   row->source = "environment";
   if (row->type != "folder" && row->type != "file" && row->type != "word") ParseNumber(row);
+  if (row->name == kLandingSlots && row->number.value_or(2) < 2) {
+    row->number.reset();
+    row->problem = fmt::format("{} must be at least 2, not '{}'", kLandingSlots, row->value);
+  }
   if (row->name == kPasses && row->number.value_or(1) > kMostPasses) {
     row->number.reset();
     row->problem = fmt::format("{} must be at most {}, not '{}'", kPasses, kMostPasses, row->value);

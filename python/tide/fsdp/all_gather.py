@@ -25,7 +25,6 @@ class TideAllGatherResult(AllGatherResult):
 
     state: GroupState
     slot: Slot
-    shards: kept_landings.Versions | None
 
 
 def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
@@ -55,7 +54,9 @@ def _call_reason(state: GroupState, call: dict[str, Any]) -> str | None:
     return None
 
 
-def _issue(state: GroupState, slot: Slot, call: dict[str, Any]) -> TideAllGatherResult:
+def _issue(
+    state: GroupState, slot: Slot, call: dict[str, Any], *, refresh: bool
+) -> TideAllGatherResult:
     """Runs the collective into ``slot``; on a GPU, enqueues it.
 
     FSDP2 has made both of its streams wait for the shards. The one for copy-in holds no earlier
@@ -76,22 +77,26 @@ def _issue(state: GroupState, slot: Slot, call: dict[str, Any]) -> TideAllGather
             slot.offset,
             stream=stream.cuda_stream if on_gpu else None,
             ready_stream=ready.cuda_stream if on_gpu else None,
+            refresh=refresh,
         )
     except BaseException:
         slot.release()
         raise
     event = stream.record_event() if on_gpu else None
-    return _promise(state, slot, params, event)
-
-
-def _promise(
-    state: GroupState, slot: Slot, params: list[Any], event: torch.cuda.Event | None
-) -> TideAllGatherResult:
     result = TideAllGatherResult(torch.empty(0), event, None, [], [], [])
     result.state, result.slot = state, slot
-    result.shards = kept_landings.shard_versions(state, params)
     slot.promise(result)
     return result
+
+
+def _take_slot(state: GroupState, group: Any) -> tuple[Slot | None, bool]:
+    """Returns a slot for the group's all-gather, and whether its parameters lie there already."""
+    kept = kept_landings.find(state)
+    if kept is None:
+        return state.pool.acquire(state.landing_bytes, group), False
+    kept.refresh(group)
+    state.counters.refreshed += 1
+    return kept, True
 
 
 def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
@@ -105,21 +110,16 @@ def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
     state = entry[0]
     reason = _call_reason(state, call)
     group = state.group_ref()
-    slot = None
+    slot, refresh = None, False
     with torch.no_grad():
         if reason is None:
             reason = state.attach(group)
-        if reason is None and (landed := kept_landings.find(state, params)) is not None:
-            landed.slot.resume(group)
-            state.counters.tide(ALL_GATHER)
-            state.counters.kept += 1
-            return _promise(state, landed.slot, params, landed.event)
         if reason is None:
-            slot = state.pool.acquire(state.landing_bytes, group)
+            slot, refresh = _take_slot(state, group)
         if slot is None:
             state.fall_back(ALL_GATHER, reason or "no memory for another landing slot")
             return stock(*args, **kwargs)
-        result = _issue(state, slot, call)
+        result = _issue(state, slot, call, refresh=refresh)
     state.counters.tide(ALL_GATHER)
     return result
 
@@ -141,7 +141,7 @@ def land(result: TideAllGatherResult, params: list[Any]) -> None:
     finally:
         state.landings.unbind()
         slot.land()
-    kept_landings.note(state, slot, result.shards, result.all_gather_event)
+    kept_landings.note(state, slot)
 
 
 def dispatch_copy_out(*args: Any, **kwargs: Any) -> None:

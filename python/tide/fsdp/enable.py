@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
+# Of the groups that are resharded after forward: one in use, one prefetched.
+_LANDING_SLOTS = 2
+# Of the largest group, that must be free for what mode in_place holds as gradients: two, and as
+# much again for what the step needs beside them.
+_GRADIENT_LANDINGS = 4
+
 
 @dataclass
 class _Member:
@@ -167,15 +173,45 @@ def _process_groups(members: list[_Member]) -> list[dist.ProcessGroup]:
 def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
     """Reserves landing slots and staging for a default FSDP2 step. Collective.
 
-    Two slots serve the groups that are resharded after forward: one in use, one prefetched.
+    The groups that are resharded after forward share a few slots.
     """
-    gathered = [m for m in members if m.state.path(ALL_GATHER) == "tide"]
-    kept = [m.state.landing_bytes for m in gathered if m.kept]
-    ring = [m.state.landing_bytes for m in gathered if not m.kept]
-    sizes = kept + [max(ring, default=0)] * min(2, len(ring))
+    kept = [m.state.landing_bytes for m in members if m.kept and _gathers(m)]
+    ring = _ring(members)
+    count = int(settings.number("TIDE_LANDING_SLOTS") or _LANDING_SLOTS)
+    sizes = kept + [max(ring, default=0)] * min(count, len(ring))
     if sizes:
         pool.reserve(sizes)
     channel.core.reserve([m.state.need() for m in members])
+
+
+def _gathers(member: _Member) -> bool:
+    return member.state.path(ALL_GATHER) == "tide"
+
+
+def _ring(members: list[_Member]) -> list[int]:
+    """Returns the landing bytes of the groups that take turns in the slots."""
+    return [m.state.landing_bytes for m in members if not m.kept and _gathers(m)]
+
+
+def _reserve_kept(
+    channel: Channel, pool: SlotPool, process_group: dist.ProcessGroup, members: list[_Member]
+) -> None:
+    """Reserves slots for more of the last layers, as far as TIDE stays below torch. Collective.
+
+    On GPUs, where the links are what limits a step, and where they leave memory for the gradients
+    that mode in_place may hold. Goes without if memory does not allow them.
+    """
+    ring = _ring(members)
+    if channel.device.type != "cuda" or not ring or settings.number("TIDE_LANDING_SLOTS"):
+        return
+    largest = max(ring)
+    packed = max(m.state.packed_gradient_bytes() for m in members if not m.kept and _gathers(m))
+    more = kept_landings.more_slots(largest, packed, channel.core.regions["staging"])
+    more = min(more, len(ring) - _LANDING_SLOTS)
+    spare = _least_free_bytes(channel.device, process_group) // largest - _GRADIENT_LANDINGS
+    more = min(more, spare)
+    if more > 0:
+        pool.reserve_if_free([largest] * more)
 
 
 def _reuses_slots(
@@ -183,18 +219,22 @@ def _reuses_slots(
 ) -> bool:
     """Returns whether gradients move into vacated landing slots. Collective.
 
-    Mode auto does so where memory is short after TIDE has taken its own: where what is left holds
-    less than four landings of the largest group, two of which in_place may take as gradients.
+    Mode auto does so where memory is short after TIDE has taken its own.
     """
     device = members[0].device
     if device.type != "cuda" or options.mode == "in_place":
         return False
     if options.mode == "slot_reuse":
         return True
+    largest = max(member.state.landing_bytes for member in members)
+    return _least_free_bytes(device, process_group) < _GRADIENT_LANDINGS * largest
+
+
+def _least_free_bytes(device: torch.device, process_group: dist.ProcessGroup) -> int:
+    """Returns what is free on the GPU of the rank where least is. Collective."""
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    least = min(exchange_objects(free + unused, process_group))
-    return least < 4 * max(member.state.landing_bytes for member in members)
+    return min(exchange_objects(free + unused, process_group))
 
 
 def _compute_streams(device: torch.device, members: list[_Member]) -> list[int]:
@@ -256,7 +296,9 @@ def _connect(
             member.state.register(channel, pool)
         _reserve(channel, pool, served)
         reuse = _reuses_slots(process_group, served, options)
-        keeps = kept_landings.enabled()
+        keeps = kept_landings.enabled(channel)
+        if keeps and not reuse:
+            _reserve_kept(channel, pool, process_group, served)
         for member in served:
             member.state.keeps_landings = keeps
             member.state.reuse_slots = reuse

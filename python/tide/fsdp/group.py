@@ -37,6 +37,7 @@ CORE_DTYPES: dict[torch.dtype, int] = {
     torch.float16: _core.F16,
     torch.float32: _core.F32,
 }
+_ITEM_BYTES = {core: dtype.itemsize for dtype, core in CORE_DTYPES.items()}
 REDUCE_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -165,7 +166,7 @@ class CallCounters:
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    kept: int = 0  # all-gathers on TIDE that moved nothing; see kept_landings.py
+    refreshed: int = 0  # all-gathers on TIDE of what lay there already; see kept_landings.py
 
     def tide(self, collective: str) -> None:
         """Counts a call that ran on TIDE."""
@@ -243,6 +244,15 @@ class GroupState:
         output = CORE_DTYPES[reduced] if reduced is not None else max(grads, default=_core.F32)
         return self.gid, trainable, grads, output
 
+    def packed_gradient_bytes(self) -> int:
+        """Returns the bytes of the copy of all gradients that torch's reduce-scatter packs."""
+        _, trainable, _, output = self.need()
+        return sum(self._unsharded_elems(self.layouts[i]) for i in trainable) * _ITEM_BYTES[output]
+
+    def _unsharded_elems(self, layout: ParamLayout) -> int:
+        """Returns the elements of a parameter with its padding, as FSDP2 gathers it."""
+        return -(-layout.rows // self.world) * self.world * layout.row_elems
+
     def attach(self, group: FSDPParamGroup) -> str | None:
         """Puts landing allocators under the group's unsharded storages, making them if missing.
 
@@ -257,7 +267,7 @@ class GroupState:
             self.detach()
         tensors = []
         for param, layout in zip(group.fsdp_params, self.layouts, strict=True):
-            numel = -(-layout.rows // self.world) * self.world * layout.row_elems
+            numel = self._unsharded_elems(layout)
             if not param.all_gather_outputs:
                 tensor = torch.empty(numel, dtype=layout.dtype, device=param.device)
                 tensor.untyped_storage().resize_(0)

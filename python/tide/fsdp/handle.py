@@ -140,13 +140,13 @@ class Handle:
         return [f"mode slot_reuse: some calls ran in place: {why}" for why in sorted(reasons)]
 
     def _kept_notes(self) -> list[str]:
-        """Says how many all-gathers moved nothing."""
-        kept = sum(state.counters.kept for state in self._states)
-        if kept == 0:
+        """Says how many all-gathers found their result in place."""
+        refreshed = sum(state.counters.refreshed for state in self._states)
+        if refreshed == 0:
             return []
         return [
-            f"{kept} all-gathers of the backward moved nothing: their parameters lay where the "
-            "forward had left them (TIDE_KEEP_LANDINGS)"
+            f"{refreshed} all-gathers of the backward compared their shards with what the forward "
+            "had left in the landing, and moved what differed (TIDE_KEEP_LANDINGS)"
         ]
 
     def report(self) -> Report:

@@ -1,116 +1,75 @@
-"""Backward all-gathers that need not run: the parameters still lie where the forward has left them.
+"""Backward all-gathers whose parameters still lie where the forward has left them.
 
 FSDP2 frees the unsharded parameters after a layer's forward and gathers them again for its
-backward. Their landing slot stays, and for the last layers nothing else is gathered there in
-between: with two slots, the first two all-gathers of a backward move nothing.
+backward. Their landing slot stays, and for the last layers, as many as there are slots, nothing
+else is gathered there in between. Those all-gathers only *refresh* the landing: every rank compares
+its shards with its own part of its own landing, in bits, and writes to the landings of all ranks
+what differs. So whatever wrote to shards in between, on all ranks or on one, the result is that of
+an all-gather; usually nothing crosses the links.
 
-Off unless ``TIDE_KEEP_LANDINGS=on``, since it asks something of the training: between a layer's
-forward and its backward nothing may write to its parameters, in the forward itself neither. FSDP2
-would gather new values of a shard, and drop what was written to an unsharded parameter.
-
-What gives such writes away makes the parameters be gathered: the turns of slots, steps of torch's
-optimizers of sharded parameters, and version counters, which in-place operations raise. Then all
-ranks must have written, or they are found to be in different calls. Some writes raise no counter:
-through ``.data`` or a detached local tensor, by c10d's collectives (``dcp.load`` is one of them),
-by torch's private foreach functions. Inference tensors have none, and are gathered.
+A forward that writes to its *unsharded* parameters is another matter: FSDP2 drops that, but no
+other rank would notice it. Version counters tell of it, and the group is gathered in full. All
+ranks must then have written, or they are found to be in different calls. On GPUs a write that
+raises no counter (through ``.data``) stays until the backward is over; on CPUs every rank's landing
+is compared, or changed pages are found.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from tide.fsdp import settings
 from tide.fsdp.slots import SlotState
 
 if TYPE_CHECKING:
-    import torch
-
+    from tide.fsdp.communicators import Channel
     from tide.fsdp.group import GroupState
     from tide.fsdp.slots import Slot
 
 
-Versions = tuple[tuple[int, ...], ...]
-
-_optimizer_steps = [0]  # of the process's optimizers of sharded parameters
-
-
-def _count_step(optimizer: Optimizer, *_args: Any) -> None:
-    # One of other parameters may be this rank's alone.
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
-        _optimizer_steps[0] += 1
-
-
-@functools.cache
-def _count_steps() -> None:
-    register_optimizer_step_post_hook(_count_step)
-
-
 @dataclass(frozen=True)
 class Landed:
-    """An all-gather that came to its end, with what it must still be true of to be used again."""
+    """An all-gather that came to its end, with what must still be true for a refresh."""
 
     slot: Slot
     turn: int  # of the slot
-    shards: Versions
-    outputs: Versions  # identity and version of each unsharded parameter
-    event: torch.cuda.Event | None  # on a GPU: its end
+    outputs: tuple[tuple[int, int], ...]  # identity and version of each unsharded parameter
 
 
-def shard_versions(state: GroupState, params: list[Any]) -> Versions | None:
-    """Returns the address and the versions of each shard that an all-gather reads, and the steps.
+def enabled(channel: Channel) -> bool:
+    """Returns whether landings are used again: on one node, unless TIDE_KEEP_LANDINGS=off."""
+    return channel.core.nodes == 1 and settings.text("TIDE_KEEP_LANDINGS") != "off"
 
-    None if landings are not kept, or a shard has no version.
 
-    An operation on a DTensor raises the version of the DTensor, one on its local tensor that one's;
-    the steps of optimizers raise neither, and are counted.
+def more_slots(landing_bytes: int, packed_bytes: int, staging_bytes: int) -> int:
+    """Returns how many slots beyond two fit into what torch's path takes and TIDE does not.
+
+    That is a flat all-gather output beside the unsharded parameters, and the packed copy of the
+    gradients; TIDE has staging in their place. In place, TIDE is then no larger than torch's path.
+
+    Args:
+        landing_bytes: of the largest group's unsharded parameters.
+        packed_bytes: of its gradients in the dtype of the reduction.
+        staging_bytes: of the reduce-scatters' staging.
     """
-    if not state.keeps_landings or any(p.sharded_param.is_inference() for p in params):
-        return None
-    shards = (
-        (
-            param._sharded_param_data.data_ptr(),
-            param.sharded_param._version,
-            param.sharded_param._local_tensor._version,
-        )
-        for param in params
-    )
-    return (*shards, (_optimizer_steps[0],))
+    return max(0, (landing_bytes + packed_bytes - staging_bytes) // landing_bytes)
 
 
-def _output_versions(state: GroupState) -> Versions:
+def _output_versions(state: GroupState) -> tuple[tuple[int, int], ...]:
     return tuple((id(output), output._version) for output in state.outputs)
 
 
-def note(
-    state: GroupState,
-    slot: Slot,
-    shards: Versions | None,
-    event: torch.cuda.Event | None,
-) -> None:
-    """Notes that the group's parameters lie in ``slot``; without versions, where none are known."""
-    if shards is None or any(output.is_inference() for output in state.outputs):
-        state.landed = None
-    else:
-        state.landed = Landed(slot, slot.turn, shards, _output_versions(state), event)
+def note(state: GroupState, slot: Slot) -> None:
+    """Notes that the group's parameters lie in ``slot``."""
+    known = state.keeps_landings and not any(output.is_inference() for output in state.outputs)
+    state.landed = Landed(slot, slot.turn, _output_versions(state)) if known else None
 
 
-def enabled() -> bool:
-    """Returns whether landings are used again; steps of optimizers count from then on."""
-    keeps = settings.text("TIDE_KEEP_LANDINGS") == "on"
-    if keeps:
-        _count_steps()
-    return keeps
-
-
-def find(state: GroupState, params: list[Any]) -> Landed | None:
-    """Returns where the parameters lie that a backward of the group is about to gather, or None."""
+def find(state: GroupState) -> Slot | None:
+    """Returns the free slot with the parameters that a backward is about to gather, or None."""
     landed, group = state.landed, state.group_ref()
     if landed is None or group is None:
         return None
@@ -119,7 +78,4 @@ def find(state: GroupState, params: list[Any]) -> Landed | None:
     landed.slot.settle()
     if landed.slot.state is not SlotState.FREE or landed.slot.turn != landed.turn:
         return None
-    same = (
-        shard_versions(state, params) == landed.shards and _output_versions(state) == landed.outputs
-    )
-    return landed if same else None
+    return landed.slot if _output_versions(state) == landed.outputs else None

@@ -58,7 +58,6 @@ class Slot:
         "_device",
         "_group",
         "_result",
-        "_resumed",
         "address",
         "capacity",
         "freed",
@@ -85,7 +84,6 @@ class Slot:
         self._result: AllGatherResult | None = None
         self.vacated: torch.cuda.Event | None = None
         self.turn, self.freed = 0, 0
-        self._resumed = False
 
     def bytes(self) -> torch.Tensor:
         """Returns the slot's memory on a GPU as ``capacity`` bytes."""
@@ -94,13 +92,11 @@ class Slot:
     def start(self, group: Any) -> None:
         """Marks an all-gather of ``group``, an FSDPParamGroup, as under way."""
         self.turn += 1
-        self.resume(group)
-        self._resumed = False
+        self.refresh(group)
 
-    def resume(self, group: Any) -> None:
+    def refresh(self, group: Any) -> None:
         """As ``start``, of an all-gather whose result lies there already."""
         self.state, self._group, self._result = SlotState.GATHERING, weakref.ref(group), None
-        self._resumed = True
 
     def promise(self, result: AllGatherResult) -> None:
         """Records the result that the group holds while the slot is gathering."""
@@ -113,17 +109,16 @@ class Slot:
     def release(self) -> None:
         """Marks the slot as free once the current stream has run what it holds.
 
-        Nobody has waited for an all-gather that was dropped: the slot is free when that has run. If
-        it moved nothing, the slot is free when it was before.
+        Nobody has waited for an all-gather that was dropped: the slot is free when that has run.
         """
-        dropped, before = self._result, self.vacated
+        dropped = self._result
         self.state, self._group, self._result = SlotState.FREE, None, None
         self.freed = next(_frees)
         if self._device.type != "cuda":
             return
         self.vacate_after(torch.cuda.current_stream(self._device))
         if dropped is not None:
-            self.vacated = before if self._resumed else dropped.all_gather_event
+            self.vacated = dropped.all_gather_event
 
     def overwrite(self) -> None:
         """Marks what lies in the free slot as something else than what was gathered there."""
@@ -170,6 +165,16 @@ class SlotPool:
             slot.vacated = self._channel.vacated(segment.id, offset)
             self.slots.append(slot)
 
+    def reserve_if_free(self, sizes: list[int]) -> bool:
+        """As ``reserve``; returns False if memory does not allow it. Collective."""
+        try:
+            self.reserve(sizes)
+        except Error as error:
+            if error.code != "out_of_memory":
+                raise
+            return False
+        return True
+
     def _fitting(self, size: int) -> list[Slot]:
         for slot in self.slots:
             slot.settle()
@@ -199,14 +204,10 @@ class SlotPool:
     def _grow(self, size: int) -> bool:
         if self._refused is not None and size >= self._refused:
             return False
-        try:
-            self.reserve([size])
-        except Error as error:
-            if error.code != "out_of_memory":
-                raise
-            self._refused = size
-            return False
-        return True
+        if self.reserve_if_free([size]):
+            return True
+        self._refused = size
+        return False
 
     def close(self) -> None:
         """Returns the slots to the communicator, at the same point of the program on all ranks.
