@@ -68,31 +68,40 @@ inline std::string TopologyName(const ::testing::TestParamInfo<std::pair<int, in
   return std::to_string(topology.param.first) + "x" + std::to_string(topology.param.second);
 }
 
-// Gathers twice into two landings and reduces twice, the second time into the first output, without
-// waiting in between; then looks at all results.
+// Gathers twice into two landings, on one node refreshes the second, and reduces twice, the second
+// time into the first output, without waiting in between; then looks at all results.
 class RankCheck {
  public:
   RankCheck(Communicator& comm, TestBed& bed, const LayoutCase& layout)
       : comm_(comm), bed_(bed), case_(layout) {}
 
   void Run() {
-    group_ = comm_.RegisterGroup("g", case_.made.shapes);
+    auto shapes = case_.made.shapes;
+    shapes.push_back({"bytes", 37, 3, DType::kU8});  // gathered, never reduced
+    group_ = comm_.RegisterGroup("g", shapes);
     params_.resize(case_.made.shapes.size());
     for (size_t p = 0; p < params_.size(); ++p) params_[p] = static_cast<int>(p);
     comm_.Reserve({{group_, params_, case_.made.grad_dtypes, DType::kF32}});
     for (int i = 0; i < 2; ++i) landings_.push_back(AddCanaryLanding());
     gradients_ = bed_.Copies(Gradients(layout(), case_.made.grad_dtypes, comm_.rank()));
-    for (const ParamLayout& param : layout().params()) elems_ += param.shard_elems;
+    for (const int p : params_) {
+      elems_ += layout().params()[static_cast<size_t>(p)].shard_elems;
+    }
     output_ =
         bed_.Copy(std::vector<char>(static_cast<size_t>(elems_ * 4 + 2 * kCanaryBytes), kCanary));
     comm_.Barrier();  // canaries are written everywhere
     for (unsigned i = 0; i < 2; ++i) {
-      Gather(i);
+      Gather(i, Shards(layout(), case_.shard_dtype, comm_.rank(), kSeed + i));
       Reduce(/*accumulate=*/i > 0);
     }
-    Gather(0);
+    const bool refreshes = comm_.topology().nodes == 1;
+    const auto changed = ChangedShards(layout(), case_.shard_dtype, comm_.rank(), kSeed + 1);
+    if (refreshes) Gather(1, changed, /*refresh=*/true);
+    Gather(0, Shards(layout(), case_.shard_dtype, comm_.rank(), kSeed));
     bed_.Synchronise();
-    for (unsigned i = 0; i < 2; ++i) CheckLanding(i);
+    CheckLanding(0, Gathered(layout(), case_.shard_dtype, landings_[0], kSeed));
+    const auto second = refreshes ? Refreshed : Gathered;
+    CheckLanding(1, second(layout(), case_.shard_dtype, landings_[1], kSeed + 1));
     CheckOutput();
   }
 
@@ -105,12 +114,12 @@ class RankCheck {
     bed_.Upload(segment.address, std::vector<char>(static_cast<size_t>(segment.bytes), kCanary));
     return segment;
   }
-  void Gather(unsigned i) {
-    const auto shards = bed_.Copies(Shards(layout(), case_.shard_dtype, comm_.rank(), kSeed + i));
+  void Gather(unsigned i, const std::vector<std::vector<char>>& shards, bool refresh = false) {
     AllGatherCall call;
     call.group = group_;
-    call.shards = shards;
-    call.shard_dtypes.assign(shards.size(), case_.shard_dtype);
+    call.shards = bed_.Copies(shards);
+    call.shard_dtypes = ShardDtypes(layout(), case_.shard_dtype);
+    call.refresh = refresh;
     call.landing = {landings_[i].id, CanaryBytes()};
     call.stream = bed_.stream();
     comm_.AllGather(call);
@@ -133,8 +142,7 @@ class RankCheck {
            std::to_string(comm_.topology().nodes) + " x " +
            std::to_string(comm_.topology().local_ranks);
   }
-  void CheckLanding(unsigned i) {
-    const auto expected = Gathered(layout(), case_.shard_dtype, landings_[i], kSeed + i);
+  void CheckLanding(unsigned i, const std::vector<char>& expected) {
     const auto landed = bed_.Download(landings_[i].address, landings_[i].bytes);
     const auto wrong = std::mismatch(expected.begin(), expected.end(), landed.begin()).first;
     EXPECT_TRUE(wrong == expected.end())
