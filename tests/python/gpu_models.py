@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -21,6 +22,17 @@ os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 _SHARED_GPU_NCCL = (2, 31, 0)
 
 
+def _nccl_version() -> tuple[int, ...]:
+    """Returns the version of the NCCL that torch runs, which may not be the one of its build."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):  # linked into torch
+        return torch.cuda.nccl.version()
+    major, rest = divmod(version.value, 10_000)
+    return (major, *divmod(rest, 100))
+
+
 def missing(ranks: int) -> str | None:
     """Returns what this machine lacks for so many ranks that train stock and through TIDE."""
     gpus = torch.cuda.device_count()
@@ -28,7 +40,7 @@ def missing(ranks: int) -> str | None:
         return f"expected a GPU for {ranks} ranks, found none"
     if reason := _core.nccl()["reason"]:
         return reason
-    own = torch.cuda.nccl.version()
+    own = _nccl_version()
     if ranks > gpus and own < _SHARED_GPU_NCCL:
         return f"expected {ranks} GPUs, or NCCL 2.31 preloaded for torch, found {gpus} and {own}"
     return None

@@ -45,7 +45,7 @@ def _stock_losses(context: Context, policy: dict[str, Any], steps: int) -> list[
 
 
 def equal_losses(
-    context: Context, mode: str, policy: dict[str, Any], steps: int, keep: str = "off"
+    context: Context, mode: str, policy: dict[str, Any], steps: int, keep: str = "on"
 ) -> None:
     """The same bits as stock; in the middle TIDE is off, and on again, for a few steps each."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -72,7 +72,7 @@ def equal_losses(
 
 
 @pytest.mark.parametrize(
-    ("mode", "keep"), [("in_place", "off"), ("in_place", "on"), ("slot_reuse", "on")]
+    ("mode", "keep"), [("in_place", "on"), ("in_place", "off"), ("slot_reuse", "on")]
 )
 def test_losses_of_200_steps_equal_stock(two_ranks: RankGroup, mode: str, keep: str) -> None:
     two_ranks.run(equal_losses, mode, MIXED, _STEPS, keep, limit_s=300)
@@ -83,6 +83,49 @@ def test_losses_of_200_steps_equal_stock(two_ranks: RankGroup, mode: str, keep: 
 )
 def test_losses_in_other_precisions(two_ranks: RankGroup, policy: dict[str, Any]) -> None:
     two_ranks.run(equal_losses, "in_place", policy, 20, limit_s=120)
+
+
+def _all(run: Run) -> None:
+    for parameter in run.model.parameters():
+        parameter.to_local().data.mul_(1.25)
+
+
+def _one_element_of_rank_1(run: Run) -> None:
+    if dist.get_rank() == 1:
+        next(run.model[BLOCKS - 1].parameters()).to_local().data.view(-1)[-1:].add_(1)
+
+
+def changes_shards(
+    context: Context, change: Callable[[Run], None], policy: dict[str, Any], slots: int
+) -> None:
+    """What no version counter tells, between forward and backward, on all ranks or on one."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    found = []
+    for through_tide in (False, True):
+        run = Run(context, policy)
+        handle = tide.enable(run.model, mode="in_place", strict=True) if through_tide else None
+        gradients = []
+        for _ in range(2):
+            batch = torch.full((TOKENS, WIDTH), 0.01 * (1 + context.rank)).cuda()
+            loss = run.model(batch).float().pow(2).mean()
+            change(run)
+            loss.backward()
+            gradients += [p.grad.to_local().clone() for p in run.model.parameters()]
+            run.model.zero_grad()
+        found.append(gradients)
+        if handle is not None:
+            notes = str(handle.report())
+            handle.disable()
+            assert f"{2 * slots} all-gathers of the backward compared" in notes, notes
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("policy", "slots"), [(MIXED, 4), ({}, 3)], ids=["mixed", "all fp32"])
+@pytest.mark.parametrize("change", [_all, _one_element_of_rank_1])
+def test_changed_shards_are_gathered(
+    two_ranks: RankGroup, change: Callable[[Run], None], policy: dict[str, Any], slots: int
+) -> None:
+    two_ranks.run(changes_shards, change, policy, slots)
 
 
 def slots_are_reused(context: Context) -> None:
