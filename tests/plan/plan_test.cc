@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -121,6 +122,59 @@ TEST(PlanAllGather, CountersBalanceAndFifoEnds) {
       }
     }
   }
+}
+
+TEST(PlanAllGather, CountersOfARefreshBalanceAndItsFifoEnds) {
+  for (const auto& shape : testing::ShapeCases()) {
+    for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
+      const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
+      for (const DType shard : {DType::kBF16, DType::kF32}) {
+        const std::vector<DType> dtypes(layout.params().size(), shard);
+        const auto programs = AllRanks(ranks, [&](int rank) {
+          return PlanAllGather(layout, dtypes, {1, ranks}, rank, {.refresh = true});
+        });
+        ExpectCountersBalance(programs);
+        ExpectNoDeadlockAsFifo(programs);
+        for (const Program& program : programs) ExpectRefsInBounds(program);
+      }
+    }
+  }
+}
+
+// Between an entry fence and a completion fence one operation, whatever the dtypes.
+TEST(PlanAllGather, ARefreshIsOneOperation) {
+  const GroupLayout layout(
+      "g", {{"p", 7, 2, DType::kBF16}, {"empty", 4, 0, DType::kBF16}, {"q", 5, 3, DType::kU8}}, 2);
+  const Program program = PlanAllGather(layout, {DType::kF32, DType::kF32, DType::kU8}, {1, 2}, 1,
+                                        {.first_cast_bytes = 64, .refresh = true});
+  EXPECT_EQ(ToText(program), R"(refresh of rank 1 (1 x 2)
+  main     await     ready
+  main     signal    entry of rank 1 on rank 0
+  main     wait      entry of rank 0 >= +1
+  main     refresh   2 pieces, 17 elements
+  main     record    read_done
+  main     signal    landed of rank 1 on rank 0
+  main     wait      landed of rank 0 >= +1
+  main     record    done
+)");
+  const auto refresh =
+      std::find_if(program.operations.begin(), program.operations.end(),
+                   [](const Operation& op) { return op.kind == OpKind::kRefresh; });
+  ASSERT_NE(refresh, program.operations.end());
+  ASSERT_EQ(refresh->casts.size(), 2U);
+  for (const CastPiece& piece : refresh->casts) {
+    const bool first = &piece == &refresh->casts[0];
+    const int param = first ? 0 : 2;
+    const Buffer& landing = program.buffers[static_cast<size_t>(piece.dst.buffer)];
+    EXPECT_EQ(landing.kind, BufferKind::kLanding);
+    EXPECT_EQ(piece.dst.offset, layout.LandingOffset(param, 1));
+    const Buffer& shard = program.buffers[static_cast<size_t>(piece.src.buffer)];
+    EXPECT_EQ(ToString(shard), first ? "shard[0]" : "shard[2]");
+    EXPECT_EQ(piece.elems, layout.params()[static_cast<size_t>(param)].shard_elems);
+    EXPECT_EQ(piece.dst_dtype, first ? DType::kBF16 : DType::kU8);
+    EXPECT_EQ(piece.src_dtype, first ? DType::kF32 : DType::kU8);
+  }
+  EXPECT_NE(ToJson(program).find("\"op\": \"refresh\""), std::string::npos);
 }
 
 TEST(PlanReduceScatter, CountersBalanceAndFifoEnds) {
@@ -255,6 +309,11 @@ TEST(Plan, ImpossibleAllGathersNameTheRule) {
             }),
             "all_gather of group 'g': shards are resident, but parameter 'p' needs a cast from "
             "fp32 to bf16; expected equal dtypes");
+  EXPECT_EQ(Refusal([&] {
+              PlanAllGather(layout, dtypes, {2, 2}, 0, {.refresh = true});
+            }),
+            "all_gather of group 'g': a landing is refreshed on one node only, got 2 nodes; "
+            "expected refresh = false");
   EXPECT_EQ(Refusal([&] {
               PlanAllGather(layout, dtypes, {3, 2}, 0);
             }),
