@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -114,28 +113,14 @@ TEST(PlanAllGather, CountersBalanceAndFifoEnds) {
       const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
       for (const DType shard : {DType::kBF16, DType::kF32}) {
         const std::vector<DType> dtypes(layout.params().size(), shard);
-        const auto programs = AllRanks(
-            ranks, [&](int rank) { return PlanAllGather(layout, dtypes, topology, rank); });
-        ExpectCountersBalance(programs);
-        ExpectNoDeadlockAsFifo(programs);
-        for (const Program& program : programs) ExpectRefsInBounds(program);
-      }
-    }
-  }
-}
-
-TEST(PlanAllGather, CountersOfARefreshBalanceAndItsFifoEnds) {
-  for (const auto& shape : testing::ShapeCases()) {
-    for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
-      const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
-      for (const DType shard : {DType::kBF16, DType::kF32}) {
-        const std::vector<DType> dtypes(layout.params().size(), shard);
-        const auto programs = AllRanks(ranks, [&](int rank) {
-          return PlanAllGather(layout, dtypes, {1, ranks}, rank, {.refresh = true});
-        });
-        ExpectCountersBalance(programs);
-        ExpectNoDeadlockAsFifo(programs);
-        for (const Program& program : programs) ExpectRefsInBounds(program);
+        for (const bool refresh : {false, true}) {
+          const auto programs = AllRanks(ranks, [&](int rank) {
+            return PlanAllGather(layout, dtypes, topology, rank, {.refresh = refresh});
+          });
+          ExpectCountersBalance(programs);
+          ExpectNoDeadlockAsFifo(programs);
+          for (const Program& program : programs) ExpectRefsInBounds(program);
+        }
       }
     }
   }
@@ -157,22 +142,19 @@ TEST(PlanAllGather, ARefreshIsOneOperation) {
   main     wait      landed of rank 0 >= +1
   main     record    done
 )");
-  const auto refresh =
-      std::find_if(program.operations.begin(), program.operations.end(),
-                   [](const Operation& op) { return op.kind == OpKind::kRefresh; });
-  ASSERT_NE(refresh, program.operations.end());
-  ASSERT_EQ(refresh->casts.size(), 2U);
-  for (const CastPiece& piece : refresh->casts) {
-    const bool first = &piece == &refresh->casts[0];
-    const int param = first ? 0 : 2;
-    const Buffer& landing = program.buffers[static_cast<size_t>(piece.dst.buffer)];
-    EXPECT_EQ(landing.kind, BufferKind::kLanding);
+  const std::vector<CastPiece>& pieces = program.operations.at(3).casts;
+  ASSERT_EQ(pieces.size(), 2U);
+  for (const int param : {0, 2}) {
+    const CastPiece& piece = pieces[param == 0 ? 0 : 1];
+    const auto name = [&](Ref ref) {
+      return ToString(program.buffers[static_cast<size_t>(ref.buffer)]);
+    };
+    EXPECT_EQ(name(piece.dst), "landing");
     EXPECT_EQ(piece.dst.offset, layout.LandingOffset(param, 1));
-    const Buffer& shard = program.buffers[static_cast<size_t>(piece.src.buffer)];
-    EXPECT_EQ(ToString(shard), first ? "shard[0]" : "shard[2]");
+    EXPECT_EQ(name(piece.src), "shard[" + std::to_string(param) + "]");
     EXPECT_EQ(piece.elems, layout.params()[static_cast<size_t>(param)].shard_elems);
-    EXPECT_EQ(piece.dst_dtype, first ? DType::kBF16 : DType::kU8);
-    EXPECT_EQ(piece.src_dtype, first ? DType::kF32 : DType::kU8);
+    EXPECT_EQ(piece.dst_dtype, param == 0 ? DType::kBF16 : DType::kU8);
+    EXPECT_EQ(piece.src_dtype, param == 0 ? DType::kF32 : DType::kU8);
   }
   EXPECT_NE(ToJson(program).find("\"op\": \"refresh\""), std::string::npos);
 }
