@@ -173,8 +173,9 @@ def test_a_step_beside_what_was_measured() -> None:
     for made in rows:
         # Nothing slows compute down, or it is all memory traffic: the truth lies between, but where
         # it was measured before casts ran beside the all-gather before. Experts wait for the host
-        # without collectives, which is taken for compute.
-        most = 1.24 if made["preset"].startswith("moe") else 1.05
+        # without collectives, which is taken for compute. Where landings were kept, nothing was
+        # read for it; the refreshes that are simulated take up to 0.7 ms.
+        most = 1.25 if made["preset"].startswith("moe") else 1.06
         low, high = (0.78, 1) if made["compute_gb_per_s"] == 0 else (0.94, most)
         assert low < made["over_measured"] < high, made
 
@@ -231,7 +232,7 @@ def test_sizes_and_times_have_bounds() -> None:
     assert "optimizer: expected" in refusal("step", *PAIR, "--optimizer-ms", "nan")
     assert "GB/s, got -1" in refusal("step", *PAIR, "--compute-gb-per-s", "-1")
     assert "10000" in refusal("step", *PAIR, "--layers", "10001")
-    assert "x>=2" in refusal("step", *PAIR, "--slots", "1")
+    assert "'--slots'" in refusal("step", *PAIR, "--slots", "1")
     few = ("--preset", "tiny", "--nodes", "2", "--local", "2")
     assert "chunk: expected at least 64 bytes" in refusal("reduce-scatter", *few, "--chunk", "1")
     many = ("--preset", "tiny", "--nodes", "8192", "--local", "8")
