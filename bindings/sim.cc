@@ -38,7 +38,7 @@ std::string Simulate(const std::string& request, const std::string& operation, i
 
 std::string SimulateStep(const std::string& request, int layers, double forward_ms,
                          double backward_ms, double optimizer_ms, double compute_gb_per_s,
-                         bool early, bool kept, bool timeline) {
+                         bool early, bool kept, int slots, bool timeline) {
   tide::TrainingStep step;
   step.layers = layers;
   step.forward_s = forward_ms * 1e-3;
@@ -47,6 +47,7 @@ std::string SimulateStep(const std::string& request, int layers, double forward_
   step.compute_gb_per_s = compute_gb_per_s;
   step.early_all_gather = early;
   step.keep_landings = kept;
+  step.landing_slots = slots;
   const auto options = FabricOptions(0, true, timeline);
   const nb::gil_scoped_release release;
   return tide::StepReport(request, step, options);
@@ -75,7 +76,7 @@ void BindSim(nb::module_& m) {
   m.def("simulate_step", &SimulateStep, nb::arg("request"), nb::arg("layers"),
         nb::arg("forward_ms"), nb::arg("backward_ms"), nb::arg("optimizer_ms") = 0,
         nb::arg("compute_gb_per_s") = 0, nb::arg("early") = true, nb::arg("kept") = false,
-        nb::arg("timeline") = false,
+        nb::arg("slots") = 2, nb::arg("timeline") = false,
         "A training step of equal layers, each the request's only group, in JSON.");
   m.def(
       "machine_json",

@@ -91,6 +91,10 @@ nb::list MutatePlans(const std::string& request, const std::vector<int>& ranks,
     const auto model = tide::LandingModel::kRank;
     table =
         tide::verify::RunMutation(tide::verify::AllGatherSequences(&cache, model), ranks, options);
+    if (setup.topology.nodes == 1) {
+      table.Add(
+          tide::verify::RunMutation(tide::verify::RefreshSequences(&cache, model), ranks, options));
+    }
     table.Add(tide::verify::RunMutation(tide::verify::ReduceScatterSequences(&cache, model), ranks,
                                         options));
   }

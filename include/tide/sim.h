@@ -97,16 +97,18 @@ struct TrainingStep {
   Mode mode = Mode::kInPlace;
   // kInPlace: the all-gather of layer l - 2 is issued behind the reduce-scatter of layer l.
   bool early_all_gather = true;
-  // The backward gathers nothing that lies where the forward has left it.
+  int landing_slots = 2;  // at least as many as default prefetch needs
+  // The backward refreshes what lies where the forward has left it; all is equal there. One node.
   bool keep_landings = false;
 };
 
-// Throws Error(kInvalidArgument) for layers, times and rates that no step has.
+// Throws Error(kInvalidArgument) for layers, slots, times and rates that no step has.
 void CheckStep(const TrainingStep& step);
 
 // The calls of one layer, a program a rank. Reduce-scatters of one node use the first bank only.
 struct LayerPrograms {
   std::vector<Program> all_gather;
+  std::vector<Program> refresh;            // empty: landings are not kept
   std::vector<Program> reduce_scatter[2];  // by bank
   int64_t gradient_bytes = 0;              // of the unsharded layer
 };

@@ -96,15 +96,17 @@ struct VerifySetup {
 };
 
 // All-gathers: all groups in turn, twice, on two alternating landings and on a landing each; and
-// each group after a worst-case predecessor of each group. Throws what the planner throws.
+// each group after a worst-case predecessor of each group. On one node also refreshes: again and
+// again, and after an all-gather and a refresh elsewhere. Throws what the planner throws.
 VerifyResult VerifyAllGather(const VerifySetup& setup, const VerifyOptions& options);
 
 // Reduce-scatters: all groups in turn, twice, with alternating banks; and each group after
 // worst-case predecessors on both banks.
 VerifyResult VerifyReduceScatter(const VerifySetup& setup, const VerifyOptions& options);
 
-// Both lanes, overlapping as in a backward pass: gather, reduce, gather the next. With
-// Mode::kSlotReuse gradients lie in the landing that their parameters have left.
+// Both lanes, overlapping as in a backward pass: gather, reduce, gather the next; on one node also
+// with the first two gathers refreshes of what a forward has left. With Mode::kSlotReuse gradients
+// lie in the landing that their parameters have left.
 VerifyResult VerifyTraining(const VerifySetup& setup, const VerifyOptions& options);
 
 // One paragraph a finding, then a line of statistics.

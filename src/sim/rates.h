@@ -23,7 +23,7 @@ class Rates {
   Flow Copy(int from, int to, double bytes, bool pitched) const;
   Flow Put(int from, int to, double bytes) const;
   // A kernel of `rank` that reads and writes bytes of the listed ranks' memory. It adds
-  // `sources` operands on average; a cast has one.
+  // `sources` operands on average; a cast, or a refresh, has one.
   struct Access {
     int rank = 0;
     double bytes = 0;

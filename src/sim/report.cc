@@ -84,8 +84,9 @@ std::vector<Program> OfAllRanks(const Topology& topology, const SimulationReport
 }
 
 std::vector<Program> AllGathers(const SizingRequest& request, const SizedGroup& group,
-                                const SimulationReportOptions& options) {
-  const AllGatherOptions chosen = AllGatherOf(group, options);
+                                const SimulationReportOptions& options, bool refresh = false) {
+  AllGatherOptions chosen = AllGatherOf(group, options);
+  chosen.refresh = refresh;
   return OfAllRanks(request.topology, options, [&](int rank) {
     return PlanAllGather(group.layout, group.shard_dtypes, request.topology, rank, chosen);
   });
@@ -242,6 +243,8 @@ std::string StepReport(const std::string& request_json, const TrainingStep& step
   const SizedGroup& group = request.groups[0];
   LayerPrograms layer;
   layer.all_gather = AllGathers(request, group, options);
+  const bool refreshes = asked.keep_landings && request.topology.nodes == 1;
+  if (refreshes) layer.refresh = AllGathers(request, group, options, /*refresh=*/true);
   for (int bank = 0; bank < (request.topology.nodes > 1 ? 2 : 1); ++bank) {
     layer.reduce_scatter[bank] = ReduceScatters(request, group, bank, options);
   }

@@ -7,7 +7,8 @@
 //   forward(l)    gather(l); compute follows it; forward; the slot is free
 //   backward(l)   compute follows gather(l); gather(l - 1); backward; reduce(l)
 //   reduce(l)     compute follows reduce(l + 1) first: then FSDP2 frees what that one read
-// With kept landings the first gathers of the backward find the last layers in their slots.
+// With kept landings the first gathers of the backward find the last layers in their slots, and are
+// refreshes.
 // A gather follows the compute that last read its slot; in the forward also the start of the layer
 // before the last, in the backward that of the layer it was issued in.
 #include <fmt/format.h>
@@ -32,7 +33,7 @@ using Tasks = std::vector<int>;  // one a rank
 constexpr double kMilli = 1e3;       // seconds to milliseconds
 constexpr double kMostMs = 1e6;      // of one kernel: more is a unit mistake,
 constexpr double kMostGbPerS = 1e9;  // as of a rate
-constexpr int kSlots = 2;            // landings, as default prefetch needs
+constexpr int kFewestSlots = 2;      // landings, as default prefetch needs
 constexpr int kNoLayer = -1;
 
 // A free landing slot: the tasks that last used it, and the layer that lies there.
@@ -56,7 +57,7 @@ class Step {
         rates_(rates),
         translator_(*translator),
         ranks_(layer.all_gather.size()),
-        slots_(kSlots, {Tasks(ranks_, kNoTask), kNoLayer}),
+        slots_(Slots(step), {Tasks(ranks_, kNoTask), kNoLayer}),
         gathered_(static_cast<size_t>(step.layers)),
         copied_out_(ranks_, kNoTask),
         reduced_(ranks_, kNoTask) {
@@ -80,6 +81,12 @@ class Step {
   }
 
  private:
+  // More slots than layers stay empty.
+  static size_t Slots(const TrainingStep& step) {
+    return static_cast<size_t>(
+        std::clamp(step.landing_slots, kFewestSlots, std::max(kFewestSlots, step.layers)));
+  }
+
   void Forward(int l) {
     Gather(l);
     Follow(compute_, gathered(l));
@@ -111,20 +118,17 @@ class Step {
     if (in_place && step_.early_all_gather && l > 1) Gather(l - 2);
   }
 
-  // Unless it has been enqueued already, or lies in a slot still.
+  // Unless it has been enqueued already. What lies in a slot still is refreshed there.
   void Gather(int l) {
     if (!gathered(l).empty()) return;
     TIDE_CHECK(!slots_.empty());
-    const auto kept = std::find_if(slots_.begin(), slots_.end(),
-                                   [l](const FreeSlot& slot) { return slot.layer == l; });
-    if (step_.keep_landings && kept != slots_.end()) {
-      gathered(l) = kept->used;
-      slots_.erase(kept);
-      return;
-    }
-    Follow(sources_, slots_.front().used);
-    slots_.pop_front();  // of the free slots the one freed first
-    gathered(l) = translator_.AddCall(layer_.all_gather, Tail(sources_));
+    auto slot = std::find_if(slots_.begin(), slots_.end(),
+                             [l](const FreeSlot& free) { return free.layer == l; });
+    const bool kept = step_.keep_landings && !layer_.refresh.empty() && slot != slots_.end();
+    if (!kept) slot = slots_.begin();  // of the free slots the one freed first
+    Follow(sources_, slot->used);
+    slots_.erase(slot);
+    gathered(l) = translator_.AddCall(kept ? layer_.refresh : layer_.all_gather, Tail(sources_));
   }
 
   // Into the slot that the layer has just left, on the stream of compute.
@@ -176,6 +180,10 @@ void CheckStep(const TrainingStep& step) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("layers: expected at least 1, got {}", step.layers));
   }
+  if (step.landing_slots < kFewestSlots) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("slots: expected at least {}, got {}",
+                                                         kFewestSlots, step.landing_slots));
+  }
   CheckNumber("forward", "ms", step.forward_s * kMilli, kMostMs);
   CheckNumber("backward", "ms", step.backward_s * kMilli, kMostMs);
   CheckNumber("optimizer", "ms", step.optimizer_s * kMilli, kMostMs);
@@ -185,9 +193,11 @@ void CheckStep(const TrainingStep& step) {
 SimulationResult SimulateStep(const LayerPrograms& layer, const TrainingStep& step,
                               const MachineModel& machine, const SimulationOptions& options) {
   CheckStep(step);
-  if (layer.all_gather.empty() || layer.all_gather.size() != layer.reduce_scatter[0].size()) {
+  const size_t ranks = layer.all_gather.size();
+  if (ranks == 0 || ranks != layer.reduce_scatter[0].size() ||
+      (!layer.refresh.empty() && layer.refresh.size() != ranks)) {
     throw Error(ErrorCode::kInvalidArgument,
-                "training step: expected programs of both collectives");
+                "training step: expected programs of both collectives, one a rank");
   }
   const sim::Rates rates(machine, options.sum_ctas);
   sim::Translator translator(layer.all_gather[0].topology, rates, options.check_interrupt);

@@ -284,9 +284,10 @@ void Translator::AddSum(const Context& context, const Command& command, int stre
   double operands = 0;
   for (const auto& item : sum.items) {
     const auto count = static_cast<double>(item.elems);
-    const double writes = sum.accumulate ? 2 : 1;  // what is added to is read, too
-    AccessTo(own, &accesses).bytes +=
-        count * writes * static_cast<double>(ItemSize(item.dst_dtype));
+    // What is added to is read, too. A refresh reads dst and, where nothing differs, writes
+    // nothing.
+    const double uses = sum.accumulate ? 2 : 1;
+    AccessTo(own, &accesses).bytes += count * uses * static_cast<double>(ItemSize(item.dst_dtype));
     for (const auto& source : item.sources) {
       const int rank = context.lowered->bases[static_cast<size_t>(source.base)].rank;
       AccessTo(rank, &accesses).bytes += count * static_cast<double>(ItemSize(item.src_dtype));
@@ -295,10 +296,15 @@ void Translator::AddSum(const Context& context, const Command& command, int stre
     operands += count * static_cast<double>(item.sources.size());
   }
   if (elems == 0) return;
-  const bool cast = sum.kind == nccl::SumKind::kCast;
+  const bool refresh = sum.kind == nccl::SumKind::kRefresh;
+  const bool cast = sum.kind == nccl::SumKind::kCast || refresh;
   AddTask(stream, Overhead::kKernel, rates_.kernel(),
           rates_.Kernel(own, accesses, operands / elems, cast),
-          fmt::format("{} of {} items", cast ? "cast" : "sum", sum.items.size()));
+          fmt::format("{} of {} items",
+                      refresh ? "refresh"
+                      : cast  ? "cast"
+                              : "sum",
+                      sum.items.size()));
 }
 
 void Translator::AddZero(const Context& context, const Command& command, int stream) {

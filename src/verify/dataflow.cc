@@ -70,13 +70,17 @@ void Dataflow::Run(const Step& step, const Actor& actor) {
   for (const Piece& piece : op.pieces) {
     op.kind == OpKind::kZero ? Zero(step, piece, actor) : Copy(step, piece, actor);
   }
-  for (const CastPiece& piece : op.casts) Cast(step, piece, actor);
+  for (const CastPiece& piece : op.casts) {
+    op.kind == OpKind::kRefresh ? Refresh(step, piece, actor) : Cast(step, piece, actor);
+  }
   for (const SumPiece& piece : op.sums) Sum(step, piece, actor);
   for (const LandPiece& piece : op.lands) Land(step, piece, actor);
 }
 
 std::vector<int> Dataflow::Targets(const Step& step) const {
-  if (step.op->kind == OpKind::kCopy) return {step.op->peer};
+  const OpKind kind = step.op->kind;
+  if (kind == OpKind::kCopy) return {step.op->peer};
+  if (kind != OpKind::kMulticast && kind != OpKind::kRefresh) return {step.rank};
   const Topology& topology = model_.input().topology;
   std::vector<int> targets;
   for (int local = 0; local < topology.local_ranks; ++local) {
@@ -86,23 +90,28 @@ std::vector<int> Dataflow::Targets(const Step& step) const {
   return targets;
 }
 
+void Dataflow::WriteTargets(const Step& step, Place place, int64_t bytes, const Actor& actor,
+                            const std::vector<Portion>& portions, int source_memory) {
+  int last = source_memory;
+  for (const int target : Targets(step)) {
+    const int memory = model_.memory(place.object, target);
+    if (memory == last) continue;
+    last = memory;
+    Write(step, place, target, bytes, actor, portions);
+  }
+}
+
 void Dataflow::Copy(const Step& step, const Piece& piece, const Actor& actor) {
   const Place src = model_.place(step, piece.src);
   const Place dst = model_.place(step, piece.dst);
-  const auto targets = Targets(step);
   ForRuns(piece, [&](int64_t dst_offset, int64_t src_offset, int64_t bytes) {
     scratch_.clear();
     const Place from{src.object, src.offset + src_offset};
     const Place to{dst.object, dst.offset + dst_offset};
     Read(step, from, step.rank, bytes, actor, &scratch_);
-    int last = from.offset == to.offset ? model_.memory(from.object, step.rank) : -1;
-    for (const int target : targets) {
-      // Memory of the whole node is written once, and not at all if it is its own source.
-      const int memory = model_.memory(to.object, target);
-      if (memory == last) continue;
-      last = memory;
-      Write(step, to, target, bytes, actor, scratch_);
-    }
+    // What is its own source is not written.
+    const int source = from.offset == to.offset ? model_.memory(from.object, step.rank) : -1;
+    WriteTargets(step, to, bytes, actor, scratch_, source);
   });
 }
 
@@ -132,6 +141,37 @@ void Dataflow::Cast(const Step& step, const CastPiece& piece, const Actor& actor
   Operand source = ReadOperand(step, model_.place(step, piece.src), step.rank, piece.elems,
                                piece.src_dtype, actor);
   Combine(step, piece.dst, piece.dst_dtype, piece.elems, {std::move(source)}, actor);
+}
+
+// As where every byte differs: then it does all that it may do, and what races with its reads of
+// dst races with its writes. Where nothing differs its result is what was there, the same at all
+// ranks.
+void Dataflow::Refresh(const Step& step, const CastPiece& piece, const Actor& actor) {
+  const Place dst = model_.place(step, piece.dst);
+  const int64_t bytes = piece.elems * Item(piece.dst_dtype);
+  if (bytes == 0) return;
+  if (!Predecessor(step)) CheckAlike(step, dst, bytes);
+  Cast(step, piece, actor);
+}
+
+void Dataflow::CheckAlike(const Step& step, Place place, int64_t bytes) {
+  const auto peek = [&](int rank) {
+    scratch_.clear();
+    At(place.object, rank).Peek(place.offset, place.offset + bytes, &scratch_);
+    std::vector<Portion> joined;
+    for (const Portion& portion : scratch_) Append(portion, &joined);
+    return joined;
+  };
+  const auto own = peek(step.rank);
+  for (const int target : Targets(step)) {
+    const auto there = peek(target);
+    if (there == own && own[0].value.expr != kStaleExpr) continue;
+    Wrong(step, place, target, bytes,
+          fmt::format("expected what the last all-gather has brought to all ranks; begins with {}, "
+                      "and at rank {} with {}",
+                      expressions_.ToString(there[0].value), step.rank,
+                      expressions_.ToString(own[0].value)));
+  }
 }
 
 void Dataflow::Sum(const Step& step, const SumPiece& piece, const Actor& actor) {
@@ -188,18 +228,12 @@ void Dataflow::Combine(const Step& step, Ref dst, DType dst_dtype, int64_t elems
         const Value first = operands[0].front();
         value = {expr, first.param, first.origin / Item(first.dtype) * Item(dst_dtype), dst_dtype};
       }
-      const bool joins =
-          !result.empty() && value.Continues(result.back().value, result.back().bytes);
-      if (joins) {
-        result.back().bytes += run * Item(dst_dtype);
-      } else {
-        result.push_back({run * Item(dst_dtype), value});
-      }
+      Append({run * Item(dst_dtype), value}, &result);
       for (Operand& operand : operands) operand.Take(run);
       left -= run;
     }
   }
-  Write(step, to, step.rank, elems * Item(dst_dtype), actor, result);
+  WriteTargets(step, to, elems * Item(dst_dtype), actor, result);
 }
 
 ExprId Dataflow::Add(const Step& step, const std::vector<Operand>& operands, const Operand* old) {

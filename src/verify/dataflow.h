@@ -31,6 +31,7 @@ class Dataflow {
   void Copy(const Step& step, const Piece& piece, const Actor& actor);
   void Zero(const Step& step, const Piece& piece, const Actor& actor);
   void Cast(const Step& step, const CastPiece& piece, const Actor& actor);
+  void Refresh(const Step& step, const CastPiece& piece, const Actor& actor);
   void Sum(const Step& step, const SumPiece& piece, const Actor& actor);
   void Land(const Step& step, const LandPiece& piece, const Actor& actor);
   void CallerWrite(const Step& step, const Actor& actor);
@@ -41,6 +42,9 @@ class Dataflow {
             std::vector<Portion>* portions);
   void Write(const Step& step, Place place, int rank, int64_t bytes, const Actor& actor,
              const std::vector<Portion>& portions);
+  // To memory of the whole node once.
+  void WriteTargets(const Step& step, Place place, int64_t bytes, const Actor& actor,
+                    const std::vector<Portion>& portions, int source_memory = -1);
   Operand ReadOperand(const Step& step, Place place, int rank, int64_t elems, DType dtype,
                       const Actor& actor);
   // dst = [dst +] [scale *] sum, with the operands' elements side by side.
@@ -48,6 +52,8 @@ class Dataflow {
                std::vector<Operand> operands, const Actor& actor);
   // The expression that the operands' fronts make, before it is stored; or kWrongExpr.
   ExprId Add(const Step& step, const std::vector<Operand>& operands, const Operand* old);
+  // Of the memories that the operation writes.
+  void CheckAlike(const Step& step, Place place, int64_t bytes);
   void Wrong(const Step& step, Place place, int rank, int64_t bytes, std::string detail);
   // The ranks whose memory an operation writes.
   std::vector<int> Targets(const Step& step) const;

@@ -7,6 +7,16 @@
 
 namespace tide::verify {
 
+void Append(const Portion& portion, std::vector<Portion>* portions) {
+  const bool joins =
+      !portions->empty() && portion.value.Continues(portions->back().value, portions->back().bytes);
+  if (joins) {
+    portions->back().bytes += portion.bytes;
+  } else {
+    portions->push_back(portion);
+  }
+}
+
 Memory::Memory(int id, History* history) : id_(id), history_(*history) {
   segments_[0].value = Uniform(kStaleExpr);
 }

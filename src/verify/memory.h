@@ -19,7 +19,12 @@ namespace tide::verify {
 struct Portion {
   int64_t bytes = 0;
   Value value;
+
+  bool operator==(const Portion&) const = default;
 };
+
+// Adds a portion behind the others, to the last one if it continues that.
+void Append(const Portion& portion, std::vector<Portion>* portions);
 
 // Two unordered accesses, at least one of them a write.
 struct Conflict {

@@ -234,8 +234,15 @@ std::vector<Spot> Slices(Operation* op) {
   return spots;
 }
 
-// Where copies and puts go to.
-std::vector<Spot> Blocks(Operation* op) { return Ends(op, "block", &Piece::dst, &PutPiece::dst); }
+// Where copies, puts and refreshes go to.
+std::vector<Spot> Blocks(Operation* op) {
+  std::vector<Spot> spots = Ends(op, "block", &Piece::dst, &PutPiece::dst);
+  for (CastPiece& cast : op->casts) {
+    const bool to_others = op->kind == OpKind::kRefresh;
+    if (to_others) spots.push_back({"block", &cast.dst, Bytes(cast.elems, cast.dst_dtype)});
+  }
+  return spots;
+}
 
 // Up to the next slice or, at the end of the buffer, down to the one before; 0 if there is none.
 int64_t Neighbour(const Program& program, const Spot& spot) {

@@ -23,7 +23,7 @@ enum class MutantKind : uint8_t {
   kMissingZero,             // one clearing of stale blocks or padding
   kWrongSubSlice,           // an operand is taken from, or a result goes to, the neighbouring slice
   kDuplicatedPut,           //
-  kWrongBlock,              // a put or push goes to the neighbouring block
+  kWrongBlock,              // a put, push or refresh goes to the neighbouring block
   kEarlySourceRelease,      // read_done is recorded before the last read of a source
   kEarlyOutboxReuse,        // no wait for sent outbox blocks
   kEarlyInboxReuse,         // no wait for the credits of an inbox generation

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "verify/contents.h"
@@ -51,14 +52,24 @@ CallerStep Access(CallerStep::Kind kind, int call, std::string what,
 }  // namespace
 
 const ProgramCache::Programs& ProgramCache::AllGather(int group) {
-  Programs& programs = all_gather_[group];
+  return AllGather(group, setup_.all_gather, &all_gather_[group]);
+}
+
+const ProgramCache::Programs& ProgramCache::Refresh(int group) {
+  AllGatherOptions options = setup_.all_gather;
+  options.refresh = true;
+  return AllGather(group, options, &refresh_[group]);
+}
+
+const ProgramCache::Programs& ProgramCache::AllGather(int group, const AllGatherOptions& options,
+                                                      Programs* programs) {
   const VerifyGroup& spec = setup_.groups[static_cast<size_t>(group)];
-  for (int rank = static_cast<int>(programs.size()); rank < setup_.topology.Ranks(); ++rank) {
+  for (int rank = static_cast<int>(programs->size()); rank < setup_.topology.Ranks(); ++rank) {
     check_interrupt_();
-    programs.push_back(std::make_shared<const Program>(
-        PlanAllGather(spec.layout, spec.shard_dtypes, setup_.topology, rank, setup_.all_gather)));
+    programs->push_back(std::make_shared<const Program>(
+        PlanAllGather(spec.layout, spec.shard_dtypes, setup_.topology, rank, options)));
   }
-  return programs;
+  return *programs;
 }
 
 const ProgramCache::Programs& ProgramCache::ReduceScatter(int group, int bank) {
@@ -131,8 +142,17 @@ void Sequence::Ready(Call* call) const {
   call->before.push_back(std::move(step));
 }
 
-void Sequence::AllGather(int group, int landing_index, Role role) {
-  Call& call = NewCall(cache_.AllGather(group), role);
+void Sequence::AllGather(int group, int landing, Role role) {
+  Gather(cache_.AllGather(group), group, landing, role);
+}
+
+void Sequence::Refresh(int group, int landing) {
+  Gather(cache_.Refresh(group), group, landing, Role::kChecked);
+}
+
+void Sequence::Gather(const ProgramCache::Programs& programs, int group, int landing_index,
+                      Role role) {
+  Call& call = NewCall(programs, role);
   const int index = last_call();
   if (role == Role::kPredecessor) {
     PlaceBuffers(&call);
@@ -249,6 +269,28 @@ std::vector<Input> AllGatherSequences(ProgramCache* cache, LandingModel model) {
   return inputs;
 }
 
+std::vector<Input> RefreshSequences(ProgramCache* cache, LandingModel model) {
+  const int groups = static_cast<int>(cache->setup().groups.size());
+  std::vector<Input> inputs;
+  for (int after = 0; after < groups; ++after) {
+    Sequence again(fmt::format("refreshes of group {} in one landing", after), cache, model);
+    again.AllGather(after, 0);
+    for (int i = 0; i < 3; ++i) again.Refresh(after, 0);
+    inputs.push_back(again.Finish());
+    for (int between = 0; between < groups; ++between) {
+      Sequence apart(fmt::format("refresh of group {} after an all-gather of group {} elsewhere",
+                                 after, between),
+                     cache, model);
+      apart.AllGather(after, 0);
+      apart.AllGather(between, 1);
+      apart.Refresh(between, 1);
+      apart.Refresh(after, 0);
+      inputs.push_back(apart.Finish());
+    }
+  }
+  return inputs;
+}
+
 std::vector<Input> ReduceScatterSequences(ProgramCache* cache, LandingModel model) {
   const int groups = static_cast<int>(cache->setup().groups.size());
   const int calls = std::max(2 * groups, 3);
@@ -288,6 +330,21 @@ std::vector<Input> TrainingSequences(ProgramCache* cache, LandingModel model) {
   }
   std::vector<Input> inputs;
   inputs.push_back(backward.Finish());
+  if (setup.topology.nodes > 1) return inputs;
+  // The forward leaves the last two layers in the landings.
+  Sequence refreshed("forward, and a backward pass with refreshes", cache, model);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    refreshed.AllGather(layer % groups, layer % kLandings);
+  }
+  refreshed.Refresh((kLayers - 1) % groups, (kLayers - 1) % kLandings);
+  for (int layer = kLayers - 1; layer >= 0; --layer) {
+    const int next = layer - 1;
+    const bool lies_there = layer == kLayers - 1;
+    if (lies_there) refreshed.Refresh(next % groups, next % kLandings);
+    if (!lies_there && next >= 0) refreshed.AllGather(next % groups, next % kLandings);
+    refreshed.ReduceScatter(layer % groups, reuse ? layer % kLandings : -1);
+  }
+  inputs.push_back(refreshed.Finish());
   return inputs;
 }
 
@@ -309,7 +366,12 @@ VerifyResult VerifyAll(const std::vector<verify::Input>& inputs, const VerifyOpt
 
 VerifyResult VerifyAllGather(const VerifySetup& setup, const VerifyOptions& options) {
   verify::ProgramCache cache(setup, options.check_interrupt);
-  return VerifyAll(verify::AllGatherSequences(&cache, options.landing), options);
+  auto inputs = verify::AllGatherSequences(&cache, options.landing);
+  if (setup.topology.nodes == 1) {
+    auto refreshes = verify::RefreshSequences(&cache, options.landing);
+    std::move(refreshes.begin(), refreshes.end(), std::back_inserter(inputs));
+  }
+  return VerifyAll(inputs, options);
 }
 
 VerifyResult VerifyReduceScatter(const VerifySetup& setup, const VerifyOptions& options) {

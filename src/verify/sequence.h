@@ -29,12 +29,15 @@ class ProgramCache {
       : setup_(setup), check_interrupt_(std::move(check_interrupt)) {}
   const VerifySetup& setup() const { return setup_; }
   const Programs& AllGather(int group);
+  const Programs& Refresh(int group);
   const Programs& ReduceScatter(int group, int bank);
 
  private:
   const VerifySetup& setup_;
   const std::function<void()> check_interrupt_;
+  const Programs& AllGather(int group, const AllGatherOptions& options, Programs* programs);
   std::map<int, Programs> all_gather_;
+  std::map<int, Programs> refresh_;
   std::map<std::pair<int, int>, Programs> reduce_scatter_;
 };
 
@@ -44,6 +47,8 @@ class Sequence {
 
   // The landing is one of a numbered set.
   void AllGather(int group, int landing, Role role = Role::kChecked);
+  // The landing holds what the group's last all-gather has brought.
+  void Refresh(int group, int landing);
   // Banks alternate from call to call. landing >= 0: the gradients are copied into it first.
   void ReduceScatter(int group, int landing = -1, Role role = Role::kChecked);
   Input Finish();
@@ -55,6 +60,7 @@ class Sequence {
     std::vector<CallerStep> release;  // await and read, or await
   };
 
+  void Gather(const ProgramCache::Programs& programs, int group, int landing, Role role);
   Call& NewCall(const ProgramCache::Programs& programs, Role role);
   int AddObject(std::string name, bool lane_owned = false, bool per_node = false);
   // Places for the program's regions of the lane, and an object of its own for each other buffer.
@@ -77,6 +83,8 @@ class Sequence {
 
 // The sequences behind VerifyAllGather, VerifyReduceScatter and VerifyTraining.
 std::vector<Input> AllGatherSequences(ProgramCache* cache, LandingModel model);
+// One node; they end with a refresh.
+std::vector<Input> RefreshSequences(ProgramCache* cache, LandingModel model);
 std::vector<Input> ReduceScatterSequences(ProgramCache* cache, LandingModel model);
 std::vector<Input> TrainingSequences(ProgramCache* cache, LandingModel model);
 

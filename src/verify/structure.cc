@@ -185,6 +185,7 @@ void Structure::CheckData(const Operation& op) {
   for (const CastPiece& piece : op.casts) {
     CheckRef(op, piece.dst, piece.elems * static_cast<int64_t>(ItemSize(piece.dst_dtype)));
     CheckRef(op, piece.src, piece.elems * static_cast<int64_t>(ItemSize(piece.src_dtype)));
+    if (op.kind == OpKind::kRefresh) CheckSymmetric(op, piece.dst);
   }
   for (const SumPiece& piece : op.sums) {
     CheckRef(op, piece.dst, piece.elems * static_cast<int64_t>(ItemSize(piece.dst_dtype)));

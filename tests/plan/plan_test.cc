@@ -113,14 +113,50 @@ TEST(PlanAllGather, CountersBalanceAndFifoEnds) {
       const GroupLayout layout("g", testing::MakeShapes(shape, DType::kBF16), ranks);
       for (const DType shard : {DType::kBF16, DType::kF32}) {
         const std::vector<DType> dtypes(layout.params().size(), shard);
-        const auto programs = AllRanks(
-            ranks, [&](int rank) { return PlanAllGather(layout, dtypes, topology, rank); });
-        ExpectCountersBalance(programs);
-        ExpectNoDeadlockAsFifo(programs);
-        for (const Program& program : programs) ExpectRefsInBounds(program);
+        for (const bool refresh : {false, true}) {
+          const auto programs = AllRanks(ranks, [&](int rank) {
+            return PlanAllGather(layout, dtypes, topology, rank, {.refresh = refresh});
+          });
+          ExpectCountersBalance(programs);
+          ExpectNoDeadlockAsFifo(programs);
+          for (const Program& program : programs) ExpectRefsInBounds(program);
+        }
       }
     }
   }
+}
+
+// Between an entry fence and a completion fence one operation, whatever the dtypes.
+TEST(PlanAllGather, ARefreshIsOneOperation) {
+  const GroupLayout layout(
+      "g", {{"p", 7, 2, DType::kBF16}, {"empty", 4, 0, DType::kBF16}, {"q", 5, 3, DType::kU8}}, 2);
+  const Program program = PlanAllGather(layout, {DType::kF32, DType::kF32, DType::kU8}, {1, 2}, 1,
+                                        {.first_cast_bytes = 64, .refresh = true});
+  EXPECT_EQ(ToText(program), R"(refresh of rank 1 (1 x 2)
+  main     await     ready
+  main     signal    entry of rank 1 on rank 0
+  main     wait      entry of rank 0 >= +1
+  main     refresh   2 pieces, 17 elements
+  main     record    read_done
+  main     signal    landed of rank 1 on rank 0
+  main     wait      landed of rank 0 >= +1
+  main     record    done
+)");
+  const std::vector<CastPiece>& pieces = program.operations.at(3).casts;
+  ASSERT_EQ(pieces.size(), 2U);
+  for (const int param : {0, 2}) {
+    const CastPiece& piece = pieces[param == 0 ? 0 : 1];
+    const auto name = [&](Ref ref) {
+      return ToString(program.buffers[static_cast<size_t>(ref.buffer)]);
+    };
+    EXPECT_EQ(name(piece.dst), "landing");
+    EXPECT_EQ(piece.dst.offset, layout.LandingOffset(param, 1));
+    EXPECT_EQ(name(piece.src), "shard[" + std::to_string(param) + "]");
+    EXPECT_EQ(piece.elems, layout.params()[static_cast<size_t>(param)].shard_elems);
+    EXPECT_EQ(piece.dst_dtype, param == 0 ? DType::kBF16 : DType::kU8);
+    EXPECT_EQ(piece.src_dtype, param == 0 ? DType::kF32 : DType::kU8);
+  }
+  EXPECT_NE(ToJson(program).find("\"op\": \"refresh\""), std::string::npos);
 }
 
 TEST(PlanReduceScatter, CountersBalanceAndFifoEnds) {
@@ -255,6 +291,11 @@ TEST(Plan, ImpossibleAllGathersNameTheRule) {
             }),
             "all_gather of group 'g': shards are resident, but parameter 'p' needs a cast from "
             "fp32 to bf16; expected equal dtypes");
+  EXPECT_EQ(Refusal([&] {
+              PlanAllGather(layout, dtypes, {2, 2}, 0, {.refresh = true});
+            }),
+            "all_gather of group 'g': a landing is refreshed on one node only, got 2 nodes; "
+            "expected refresh = false");
   EXPECT_EQ(Refusal([&] {
               PlanAllGather(layout, dtypes, {3, 2}, 0);
             }),

@@ -18,6 +18,7 @@ namespace {
 using testing::Alternate;
 using testing::CheckAllGather;
 using testing::CheckReduceScatter;
+using testing::CheckRefresh;
 using testing::Gradients;
 using testing::Pointers;
 using testing::RunCommunicators;
@@ -46,6 +47,25 @@ TEST(AllGather, CastsShardsOnTheWay) {
       CheckAllGather(comm, "cast", shapes, DType::kF32, kind);
     }
   });
+}
+
+TEST(AllGather, ARefreshBringsWhatHasChanged) {
+  const std::vector<ParamShape> mixed = {
+      {"p", 70, 13, DType::kBF16}, {"bytes", 9, 5, DType::kU8}, {"q", 200, 301, DType::kBF16}};
+  for (const int ranks : {1, 2, 3, 4}) {
+    RunCommunicators(ranks, {}, [&](Communicator& comm) {
+      for (const SegmentKind kind : kKinds) {
+        for (const ShapeCase& shape : testing::ShapeCases()) {
+          for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF32}) {
+            CheckRefresh(comm, shape.name, testing::MakeShapes(shape, dtype), dtype, kind);
+          }
+        }
+        for (const DType shard : {DType::kBF16, DType::kF32}) {
+          CheckRefresh(comm, "mixed", mixed, shard, kind);
+        }
+      }
+    });
+  }
 }
 
 // Slots of a few lines cut every call into many chunks; the bits must not change.

@@ -1,6 +1,8 @@
 // Training steps: what hides behind what.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string>
 #include <vector>
 
 #include "sim/toy.h"
@@ -36,8 +38,9 @@ LayerPrograms MakeLayer(const Topology& topology, Mode mode = Mode::kInPlace) {
   return layer;
 }
 
-double Seconds(const LayerPrograms& layer, const TrainingStep& step) {
-  return SimulateStep(layer, step, Toy(), {}).seconds;
+double Seconds(const LayerPrograms& layer, const TrainingStep& step,
+               const MachineModel& machine = Toy()) {
+  return SimulateStep(layer, step, machine, {}).seconds;
 }
 
 TEST(Training, LongComputeHidesAllButTheEnds) {
@@ -115,19 +118,59 @@ TEST(Training, TheEarlyAllGatherGainsOrLoses) {
   EXPECT_NEAR(gain({4, 2}, 0.1), 0, 1e-6);
 }
 
-// Two landing slots hold the last two layers when the backward begins. Of their all-gathers the
-// second runs beside the first reduce-scatter.
-TEST(Training, KeptLandingsSaveTwoAllGathers) {
-  const LayerPrograms layer = MakeLayer({1, 4});
+// A refresh reads the shards and the own part of the landing; nothing crosses the links.
+TEST(Training, ARefreshTakesTheMemoryAlone) {
+  AllGatherOptions options;
+  options.refresh = true;
+  for (const DType shards : {DType::kBF16, DType::kF32}) {
+    const auto result = Simulate(AllGathers({1, 4}, options, shards), Toy(), {});
+    const GroupLayout layer = testing::Layer({1, 4});
+    double bytes = 0;
+    for (const ParamLayout& param : layer.params()) {
+      bytes += static_cast<double>(param.shard_elems * static_cast<int64_t>(2 + ItemSize(shards)));
+    }
+    bool memory = false;
+    for (const SimulatedResource& resource : result.resources) {
+      EXPECT_EQ(resource.name.find("NVLink"), std::string::npos) << resource.name;
+      memory |= resource.name == "memory" && std::abs(resource.bytes - bytes) < 1;
+    }
+    EXPECT_TRUE(memory);
+    EXPECT_GT(result.seconds, bytes / 400e9);  // the rate of a cast on all multiprocessors
+    EXPECT_LT(result.seconds, bytes / 400e9 + kEvents);
+  }
+}
+
+// On a machine whose reduce-scatters wait for links, not for sums.
+double SavedByKeeping(const LayerPrograms& layer, TrainingStep step) {
+  MachineModel machine = Toy();
+  machine.sum_curves = {{1, {{8, 400}}}, {2, {{4, 1000}}}};
+  const double gathered = Seconds(layer, step, machine);
+  step.keep_landings = true;
+  return gathered - Seconds(layer, step, machine);
+}
+
+// The slots hold the last layers when the backward begins. Of their all-gathers all but the first
+// run beside reduce-scatters.
+TEST(Training, KeptLandingsSaveAllGathers) {
+  LayerPrograms layer = MakeLayer({1, 4});
   TrainingStep step;
   step.layers = 5;
-  step.keep_landings = true;
-  const double kept = Seconds(layer, step);
-  step.keep_landings = false;
+  EXPECT_EQ(SavedByKeeping(layer, step), 0);  // no refresh: not kept
+  AllGatherOptions options;
+  options.refresh = true;
+  layer.refresh = AllGathers({1, 4}, options);
   const double gather = Simulate(layer.all_gather, Toy(), {}).seconds;
-  const double saved = Seconds(layer, step) - kept;
-  EXPECT_GT(saved, 0.9 * gather);
-  EXPECT_LT(saved, 2 * gather);
+  const double refresh = Simulate(layer.refresh, Toy(), {}).seconds;
+  double before = 0;
+  for (const int slots : {2, 3, 5}) {
+    step.landing_slots = slots;
+    const double saved = SavedByKeeping(layer, step);
+    EXPECT_GT(saved, before + 0.1 * gather);
+    EXPECT_LT(saved, slots * (gather - refresh) + kEvents);
+    before = saved;
+  }
+  step.landing_slots = 6;  // no layer is left for it
+  EXPECT_EQ(SavedByKeeping(layer, step), before);
 }
 
 TEST(Training, ComputeThatNeedsTheMemoryIsSlowedDown) {
@@ -148,9 +191,12 @@ TEST(Training, ComputeThatNeedsTheMemoryIsSlowedDown) {
   EXPECT_NEAR(Seconds(layer, step), untouched, kEvents);
 }
 
-TEST(Training, RefusesAStepWithoutLayers) {
+TEST(Training, RefusesAStepWithoutLayersOrSlots) {
   TrainingStep step;
   step.layers = 0;
+  EXPECT_THROW(Seconds(MakeLayer({1, 2}), step), Error);
+  step.layers = 1;
+  step.landing_slots = 1;
   EXPECT_THROW(Seconds(MakeLayer({1, 2}), step), Error);
 }
 

@@ -39,6 +39,24 @@ inline void CheckAllGather(Communicator& comm, const ShapeCase& shape, DType dty
   CheckAllGather(comm, shape.name, MakeShapes(shape, dtype), dtype, kind);
 }
 
+// One node: what has changed since an all-gather comes by a refresh; nothing changes before
+// another.
+inline void CheckRefresh(Communicator& comm, const std::string& name,
+                         const std::vector<ParamShape>& shapes, DType shard_dtype,
+                         SegmentKind kind) {
+  const int group = comm.RegisterGroup(name, shapes);
+  const SegmentView segment = AddLanding(comm, group, kind);
+  Gather(comm, group, segment, kSeed, shard_dtype);
+  const auto expected = Refreshed(comm.layout(group), shard_dtype, segment, kSeed);
+  for (const char* which : {"first", "second"}) {
+    Refresh(comm, group, segment, kSeed, shard_dtype);
+    EXPECT_EQ(std::memcmp(segment.address, expected.data(), expected.size()), 0)
+        << which << " refresh of " << name << ", " << Name(shard_dtype) << ", rank " << comm.rank()
+        << " of " << comm.topology().local_ranks << ", kind " << static_cast<int>(kind);
+    comm.Barrier();
+  }
+}
+
 // Gradients of one rank: D_p * K_p elements each.
 inline std::vector<std::vector<char>> Gradients(const GroupLayout& layout,
                                                 const std::vector<DType>& dtypes, int rank,

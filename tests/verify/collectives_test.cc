@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "verify/mutants.h"
 #include "verify/sequence.h"
 #include "verify/setups.h"
 
@@ -84,6 +85,49 @@ TEST(Collectives, SeveralNodes) {
         setup.reduce_scatter.mode = mode;
         ExpectSafe(setup);
       }
+    }
+  }
+}
+
+verify::Input OneSequence(const VerifySetup& setup,
+                          const std::function<void(verify::Sequence*)>& calls) {
+  verify::ProgramCache cache(setup);
+  verify::Sequence sequence("calls", &cache, LandingModel::kRank);
+  calls(&sequence);
+  return sequence.Finish();
+}
+
+TEST(Refresh, NeedsWhatAnAllGatherHasBrought) {
+  const VerifySetup setup = MakeSetup({1, 2}, DType::kF32, DType::kBF16, 0, 1);
+  const auto nothing = OneSequence(setup, [](verify::Sequence* calls) { calls->Refresh(0, 0); });
+  const VerifyResult result = verify::Verify(nothing, {});
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.findings[0].kind, FindingKind::kWrongValue) << ToText(result);
+  EXPECT_NE(result.findings[0].detail.find("what the last all-gather has brought"),
+            std::string::npos)
+      << ToText(result);
+  const auto gathered = OneSequence(setup, [](verify::Sequence* calls) {
+    calls->AllGather(0, 0);
+    calls->Refresh(0, 0);
+  });
+  EXPECT_TRUE(verify::Verify(gathered, {}).ok());
+}
+
+// One landing a node is written once, with what its ranks read behind an entry fence.
+TEST(Refresh, OneLandingANode) {
+  VerifyOptions options;
+  options.landing = LandingModel::kNode;
+  const VerifySetup setup = MakeSetup({1, 3}, DType::kF32, DType::kBF16, 0, 1);
+  verify::ProgramCache cache(setup);
+  for (verify::Input& input : verify::RefreshSequences(&cache, LandingModel::kNode)) {
+    EXPECT_TRUE(verify::Verify(input, options).ok()) << input.name;
+    auto& program = input.calls.back().programs[0];
+    const auto mutants = verify::MakeMutants(verify::MutantKind::kDroppedWait,
+                                             input.calls.back().programs, /*rank=*/0);
+    ASSERT_EQ(mutants.size(), 4U);  // two fences between three ranks
+    for (const verify::Mutant& mutant : mutants) {
+      program = std::make_shared<const Program>(mutant.programs[0]);
+      EXPECT_FALSE(verify::Verify(input, options).ok()) << mutant.description;
     }
   }
 }

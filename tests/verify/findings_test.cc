@@ -329,6 +329,25 @@ TEST(Findings, OperandsMustBeTheSameElement) {
   EXPECT_EQ(find(0), Found());
 }
 
+// A rank looks at its own part of its own landing, and takes its siblings' for the same.
+TEST(Findings, RefreshedLandingsMustBeAlike) {
+  const auto find = [](BufferKind kind, bool alike) {
+    return Kinds(MakeInput(WriteAll(kPair, [&](Builder& builder) {
+      const int queue = builder.AddQueue("main");
+      const int gradient = builder.AddBuffer(BufferKind::kGradient, 0, kBytes);
+      const int landing = builder.AddBuffer(kind, 0, 2 * kBytes);
+      const Ref part{landing, builder.rank() * kBytes};
+      builder.Await(queue, {EventKind::kReady});
+      Copy(builder, queue, builder.rank(), part, {gradient, 0});
+      if (alike) Copy(builder, queue, 1 - builder.rank(), part, {gradient, 0});
+      builder.Add(queue, OpKind::kRefresh).casts = {{part, {gradient, 0}, kBytes / 4}};
+    })));
+  };
+  EXPECT_EQ(find(BufferKind::kLanding, false), Found{FindingKind::kWrongValue});
+  EXPECT_EQ(find(BufferKind::kOutput, false), Found{FindingKind::kMalformed});
+  EXPECT_EQ(find(BufferKind::kLanding, true), Found());
+}
+
 TEST(Findings, TextNamesBothOperationsAndTheBytes) {
   const auto input = MakeInput(ExchangePrograms([&](Builder& builder, const Exchange& x) {
     x.Push(builder);

@@ -28,6 +28,11 @@ MutationTable MutateAllGather(const VerifySetup& setup) {
   return verify::RunMutation(verify::AllGatherSequences(&cache, LandingModel::kRank), {0}, {});
 }
 
+MutationTable MutateRefresh(const VerifySetup& setup) {
+  verify::ProgramCache cache(setup);
+  return verify::RunMutation(verify::RefreshSequences(&cache, LandingModel::kRank), {0}, {});
+}
+
 MutationTable MutateReduceScatter(const VerifySetup& setup) {
   verify::ProgramCache cache(setup);
   return verify::RunMutation(verify::ReduceScatterSequences(&cache, LandingModel::kRank), {0}, {});
@@ -48,6 +53,20 @@ TEST(Mutate, OneNodeDetectsEverything) {
     for (size_t kind = 0; kind < table.rows.size(); ++kind) {
       EXPECT_EQ(table.rows[kind].injected, table.rows[kind].detected) << ToText(table);
     }
+  }
+}
+
+// Among them entry fences, without which siblings still read what is written, and completion
+// fences.
+TEST(Mutate, RefreshesDetectEverything) {
+  for (const int ranks : {2, 4, 8}) {
+    const MutationTable table = MutateRefresh(SmallStripes({1, ranks}));
+    EXPECT_EQ(Injected(table, MutantKind::kDroppedWait), 2 * (ranks - 1));
+    EXPECT_EQ(Injected(table, MutantKind::kDroppedPair), 2 * (ranks - 1));
+    EXPECT_EQ(Injected(table, MutantKind::kMissingCompletionFence), 1);
+    EXPECT_EQ(Injected(table, MutantKind::kEarlySourceRelease), 1);
+    EXPECT_GT(Injected(table, MutantKind::kWrongBlock), 0);
+    for (const auto& row : table.rows) EXPECT_EQ(row.injected, row.detected) << ToText(table);
   }
 }
 

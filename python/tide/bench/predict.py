@@ -118,14 +118,21 @@ def predict_step(
     optimizer = _optimizer_ms(row)
     layer = (row["nothing_ms"] - optimizer) / layers
     times = (layers, layer / 3, layer * 2 / 3, optimizer, compute_gb_per_s)
-    said = _core.simulate_step(json.dumps(request), *times, kept=_kept_landings(row, mode))
+    kept = _kept_landings(row, mode)
+    said = _core.simulate_step(json.dumps(request), *times, kept=kept > 0, slots=max(kept, 2))
     return json.loads(said)["rows"][0]
 
 
-def _kept_landings(row: Mapping[str, Any], mode: str) -> bool:
-    """Whether the measured steps left out all-gathers; older rows say nothing of them."""
-    notes = row.get("reports", {}).get(mode, {}).get("notes", [])
-    return any("all-gathers of the backward moved nothing" in note for note in notes)
+def _kept_landings(row: Mapping[str, Any], mode: str) -> int:
+    """In how many slots the backward of the measured steps found layers of the forward.
+
+    Older rows say nothing of them, or that such all-gathers moved nothing, with two slots.
+    """
+    report = row.get("reports", {}).get(mode, {})
+    notes = " ".join(report.get("notes", []))
+    if "all-gathers of the backward compared" in notes:
+        return int(report.get("memory", {}).get("slots", 2))
+    return 2 if "all-gathers of the backward moved nothing" in notes else 0
 
 
 def _beside(measured_ms: float, said: Mapping[str, Any]) -> dict[str, Any]:

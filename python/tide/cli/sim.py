@@ -255,8 +255,12 @@ def step(
     ] = None,
     kept: Annotated[
         bool,
-        typer.Option("--kept/--no-kept", help="the last layers are not gathered for the backward"),
+        typer.Option(
+            "--kept/--no-kept",
+            help="one node: the backward refreshes the layers that the forward leaves in the slots",
+        ),
     ] = False,
+    slots: Annotated[int, typer.Option(min=2, max=10_000, help="landings, each of a layer")] = 2,
     as_json: AsJson = False,
     trace: Trace = None,
 ) -> None:
@@ -268,8 +272,8 @@ def step(
     if early is not None and request["options"].get("mode") == "slot_reuse":
         raise RequestError("--early, --no-early: expected mode in_place, got slot_reuse")
     times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s)
-    arguments = (json.dumps(request), *times, early is not False, kept, trace is not None)
-    _show(lambda: _core.simulate_step(*arguments), as_json, trace)
+    arguments = (json.dumps(request), *times, early is not False, kept, slots)
+    _show(lambda: _core.simulate_step(*arguments, trace is not None), as_json, trace)
 
 
 @sim.command("compare")

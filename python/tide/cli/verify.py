@@ -116,8 +116,9 @@ def _show_proof(label: str, answer: dict[str, Any], seconds: float) -> None:
 def _prove(requests: list[tuple[str, dict[str, Any]]]) -> bool:
     """Verifies the plans of one request in several modes; returns whether all are safe.
 
-    All-gathers are the same in every mode. They are proved for landings of each rank's own, as on
-    GPUs, and for one that the ranks of a node share, as on the host fabric.
+    All-gathers, on one node refreshes among them, are the same in every mode. They are proved for
+    landings of each rank's own, as on GPUs, and for one that the ranks of a node share, as on the
+    host fabric.
     """
     from tide import _core
 

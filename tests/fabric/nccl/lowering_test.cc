@@ -110,6 +110,36 @@ TEST(Lowering, CastShardsGoToThePeersOneByOne) {
   EXPECT_EQ(Destinations(Lower(program, Reach::kMulticast)), (std::set<int>{1, 2, 3}));
 }
 
+// Multicast or not: what is written is little, and to be written where the own landing differs.
+TEST(Lowering, ARefreshIsOneKernel) {
+  const GroupLayout layout = Layout(4, 3, 8);
+  AllGatherOptions options;
+  options.refresh = true;
+  const std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF32};
+  const Program program = PlanAllGather(layout, dtypes, {1, 4}, /*rank=*/1, options);
+  for (const Reach reach : {Reach::kUnicast, Reach::kMulticast}) {
+    const Lowered lowered = Lower(program, reach);
+    using Kind = CommandKind;
+    EXPECT_EQ(Kinds(lowered), (std::vector<Kind>{Kind::kAwait, Kind::kMemoryOps, Kind::kSum,
+                                                 Kind::kRecord, Kind::kMemoryOps, Kind::kRecord}));
+    EXPECT_EQ(lowered.streams.size(), 1U);
+    ASSERT_EQ(lowered.sums.size(), 1U);
+    EXPECT_EQ(lowered.sums[0].kind, nccl::SumKind::kRefresh);
+    ASSERT_EQ(lowered.sums[0].items.size(), 3U);
+    for (size_t p = 0; p < 3; ++p) {
+      const auto& item = lowered.sums[0].items[p];
+      EXPECT_EQ(item.src_dtype, dtypes[p]);
+      EXPECT_EQ(item.sources.size(), 1U);
+      std::vector<int> ranks = {lowered.bases[static_cast<size_t>(item.dst.base)].rank};
+      for (const auto& copy : item.copies) {
+        ranks.push_back(lowered.bases[static_cast<size_t>(copy.base)].rank);
+        EXPECT_EQ(copy.offset, item.dst.offset);
+      }
+      EXPECT_EQ(ranks, (std::vector<int>{1, 2, 3, 0}));
+    }
+  }
+}
+
 TEST(Lowering, SwitchIsTheOneSourceOfALanding) {
   ReduceScatterOptions options;
   options.staging = {1 << 16, 2};
