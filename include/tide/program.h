@@ -139,14 +139,14 @@ enum class OpKind : uint8_t {
   kPut,        // puts to the rank `peer` of the same local index on another node
   kCast,       // casts, own memory
   kRefresh,    // casts, or copies of equal dtypes, to every rank of the node; writes nothing where
-             // the own dst, and so that of every rank, holds the result already
-  kSum,     // sums, own memory
-  kLand,    // lands, from all ranks of the node
-  kZero,    // clears the dst of each piece, own memory
-  kSignal,  // adds one to `counter` on rank `peer`, after everything earlier in this queue
-  kWait,    // blocks the queue until the own `counter` has risen by `value` in this call
-  kRecord,  // `event` has happened: tells the caller, or the own queue that awaits it
-  kAwait,   // blocks the queue until `event`
+               // the own dst, and so that of every rank, holds the result already
+  kSum,        // sums, own memory
+  kLand,       // lands, from all ranks of the node
+  kZero,       // clears the dst of each piece, own memory
+  kSignal,     // adds one to `counter` on rank `peer`, after everything earlier in this queue
+  kWait,       // blocks the queue until the own `counter` has risen by `value` in this call
+  kRecord,     // `event` has happened: tells the caller, or the own queue that awaits it
+  kAwait,      // blocks the queue until `event`
 };
 
 // Which ranks a multicast reaches: all of the node, or all but the sender (whose landing is the
