@@ -28,14 +28,15 @@ configure() {
 build_step() {
   # One chain: in an `if`, a failing command does not end the function.
   configure "$build" && cmake --build "$build" --target \
-    kernels_cuda_table_test kernels_cuda_cast_test kernels_cuda_sum_test cuda_kernels_bench
+    kernels_cuda_table_test kernels_cuda_cast_test kernels_cuda_sum_test \
+    kernels_cuda_refresh_test cuda_kernels_bench
 }
 
 test_step() {
   local name status=0
   # Without a GPU the cases skip themselves, which must not pass here.
   nvidia-smi -L || return 1
-  for name in table cast sum; do
+  for name in table cast sum refresh; do
     "$build/tests/bin/kernels_cuda_${name}_test" --gtest_brief=1 \
       --gtest_output="json:$out/${name}_test.json" || status=1
   done
@@ -50,6 +51,8 @@ sanitize_step() {
   local cases='*SmallSizes:*NeverAligned*:*EdgesOfTiles' status=0
   compute-sanitizer --tool memcheck --error-exitcode 1 "$build/tests/bin/kernels_cuda_sum_test" \
     --gtest_brief=1 --gtest_filter="$cases" || status=1
+  compute-sanitizer --tool memcheck --error-exitcode 1 \
+    "$build/tests/bin/kernels_cuda_refresh_test" --gtest_brief=1 || status=1
   configure "$build-racecheck" -DCMAKE_CUDA_FLAGS=-DTIDE_RACECHECK &&
     cmake --build "$build-racecheck" --target kernels_cuda_sum_test || return 1
   compute-sanitizer --tool racecheck --error-exitcode 1 \

@@ -194,7 +194,7 @@ def test_step_models_are_those_of_the_bench() -> None:
 def test_step_shows_compute_and_collectives(tmp_path) -> None:
     file = tmp_path / "step.json"
     compute = ("--layers", "3", "--forward-ms", "5", "--backward-ms", "10", "--optimizer-ms", "1")
-    report = sim("step", *PAIR, *compute, "--trace", str(file))
+    report = sim("step", *PAIR, *compute, "--no-kept", "--trace", str(file))
     assert report["compute_ms"] == pytest.approx(46)
     # Compute hides all but the first all-gather and the last reduce-scatter.
     ends = sum(sim(name, *PAIR)["rows"][0]["ms"] for name in ("all-gather", "reduce-scatter"))
@@ -207,12 +207,14 @@ def test_step_shows_compute_and_collectives(tmp_path) -> None:
 
 def test_more_slots_keep_more_layers() -> None:
     step = ("step", *PAIR, "--layers", "6", "--forward-ms", "0", "--backward-ms", "0")
-    gathered = sim(*step)["rows"][0]["ms"]
-    two, four = (sim(*step, "--kept", "--slots", n)["rows"][0]["ms"] for n in ("2", "4"))
-    assert sim(*step, "--kept")["rows"][0]["ms"] == two
+    gathered = sim(*step, "--no-kept")["rows"][0]["ms"]
+    two, four = (sim(*step, "--slots", n)["rows"][0]["ms"] for n in ("2", "4"))
+    assert sim(*step)["rows"][0]["ms"] == four
+    reuse = (*step, "--mode", "slot_reuse")
+    assert sim(*reuse)["rows"] == sim(*reuse, "--slots", "2")["rows"]
     assert four < two < gathered
     nodes = ("step", "--preset", "tiny", "--nodes", "2", "--local", "2")
-    assert sim(*nodes, "--kept")["rows"] == sim(*nodes)["rows"]  # landings of one node only
+    assert sim(*nodes)["rows"] == sim(*nodes, "--no-kept")["rows"]  # landings of one node only
 
 
 def test_rows_say_how_many_landings_were_kept() -> None:

@@ -259,8 +259,16 @@ def step(
             "--kept/--no-kept",
             help="one node: the backward refreshes the layers that the forward leaves in the slots",
         ),
-    ] = False,
-    slots: Annotated[int, typer.Option(min=2, max=10_000, help="landings, each of a layer")] = 2,
+    ] = True,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=10_000,
+            help="landings, each of a layer; by default 4 in mode in_place on one node, else 2",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     trace: Trace = None,
 ) -> None:
@@ -271,6 +279,9 @@ def step(
     request = _request(file, preset, fields)
     if early is not None and request["options"].get("mode") == "slot_reuse":
         raise RequestError("--early, --no-early: expected mode in_place, got slot_reuse")
+    if slots is None:  # as the adapter takes of bf16 parameters that are reduced in fp32
+        in_place = request["options"].get("mode") != "slot_reuse"
+        slots = 4 if in_place and request["nodes"] == 1 else 2
     times = (layers, forward_ms, backward_ms, optimizer_ms, compute_gb_per_s)
     arguments = (json.dumps(request), *times, early is not False, kept, slots)
     _show(lambda: _core.simulate_step(*arguments, trace is not None), as_json, trace)
