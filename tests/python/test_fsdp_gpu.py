@@ -110,7 +110,7 @@ def changes_shards(
             batch = torch.full((TOKENS, WIDTH), 0.01 * (1 + context.rank)).cuda()
             loss = run.model(batch).float().pow(2).mean()
             change(run)
-            torch.cuda.synchronize()  # FSDP2's streams wait for shards once a step, before the forward
+            torch.cuda.synchronize()  # FSDP2 waits for shards before the forward only
             loss.backward()
             gradients += [p.grad.to_local().clone() for p in run.model.parameters()]
             run.model.zero_grad()
