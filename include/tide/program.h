@@ -201,7 +201,7 @@ enum class Lane : uint8_t { kControl, kAllGather, kReduceScatter };
 inline constexpr int kLanes = 3;
 
 struct Program {
-  std::string name;  // "all_gather", "refresh", "reduce_scatter", "barrier"
+  std::string name;  // "all_gather", "refreshing all_gather", "reduce_scatter", "barrier"
   Lane lane = Lane::kControl;
   int rank = 0;
   Topology topology;

@@ -79,7 +79,8 @@ class Planner {
       : layout_(layout),
         dtypes_(shard_dtypes),
         options_(options),
-        builder_(options.refresh ? "refresh" : "all_gather", Lane::kAllGather, topology, rank) {
+        builder_(options.refresh ? "refreshing all_gather" : "all_gather", Lane::kAllGather,
+                 topology, rank) {
     landing_ = builder_.AddBuffer(BufferKind::kLanding, 0, layout.landing_bytes());
     for (size_t p = 0; p < dtypes_.size(); ++p) {
       const int64_t item = static_cast<int64_t>(ItemSize(dtypes_[p]));

@@ -78,6 +78,15 @@ int CountGpus() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
+// Makes it the one that this process allocates on; returns it.
+int ChooseGpu(int index) {
+  if (const cudaError_t status = cudaSetDevice(index); status != cudaSuccess) {
+    throw std::runtime_error("choosing GPU " + std::to_string(index) + ": " +
+                             cudaGetErrorString(status));
+  }
+  return index;
+}
+
 void CheckRank(Bootstrap& bootstrap, const Topology& topology, int gpus, unsigned seed) {
   const auto choice = testing::CoveringRow(static_cast<int>(seed) % testing::kCoveringRows);
   SCOPED_TRACE(::testing::Message()
@@ -86,12 +95,8 @@ void CheckRank(Bootstrap& bootstrap, const Topology& topology, int gpus, unsigne
                << Name(choice.mode) << ", " << Name(choice.placement));
   const RandomCase made = testing::MakeRandomCase(seed, 20);
   CommunicatorOptions options = testing::MakeOptions(topology, choice, seed);
-  options.device = bootstrap.rank() % gpus;
+  options.device = ChooseGpu(bootstrap.rank() % gpus);
   options.nccl_library = std::getenv("TIDE_NCCL_LIBRARY");
-  if (const cudaError_t status = cudaSetDevice(options.device); status != cudaSuccess) {
-    throw std::runtime_error("choosing GPU " + std::to_string(options.device) + ": " +
-                             cudaGetErrorString(status));
-  }
   const GroupLayout layout("g", made.shapes, topology.Ranks());
   const testing::ReductionReference reference(layout, topology, options.reduce_scatter,
                                               made.grad_dtypes);
@@ -137,7 +142,7 @@ void CheckFailure(const std::function<void(Bootstrap&, Communicator&, const AllG
   const int gpus = CountGpus();
   const auto body = [&](Bootstrap& bootstrap) {
     CommunicatorOptions options;
-    options.device = bootstrap.rank() % gpus;
+    options.device = ChooseGpu(bootstrap.rank() % gpus);
     options.nccl_library = std::getenv("TIDE_NCCL_LIBRARY");
     options.timeout = std::chrono::minutes(10);  // far longer than the ranks have
     GpuBed bed;
