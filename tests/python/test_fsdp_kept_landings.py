@@ -49,8 +49,11 @@ def last_layers(
     assert _refreshed(handle) == 3 * a_step
     gathers = {row["name"]: row["calls"]["all_gather"]["tide"] for row in handle.report().groups}
     assert gathers == {"(root)": 3, **{str(i): 6 for i in range(_BLOCKS)}}
-    said = f"{3 * a_step} all-gathers of the backward compared"
-    assert (said in str(handle.report())) == (a_step > 0)
+    refreshed = {row["name"]: row["refreshed"] for row in handle.report().groups}
+    assert refreshed == {str(i): 3 * (i >= _BLOCKS - a_step) for i in range(_BLOCKS)} | {
+        "(root)": 0
+    }
+    assert ("all-gathers of the backward compared" in str(handle.report())) == (a_step > 0)
 
 
 def test_the_last_layers_are_refreshed(ranks: Ranks) -> None:

@@ -129,9 +129,9 @@ def _kept_landings(row: Mapping[str, Any], mode: str) -> int:
     Older rows say nothing of them, or that such all-gathers moved nothing, with two slots.
     """
     report = row.get("reports", {}).get(mode, {})
-    notes = " ".join(report.get("notes", []))
-    if "all-gathers of the backward compared" in notes:
+    if any(group.get("refreshed") for group in report.get("groups", [])):
         return int(report.get("memory", {}).get("slots", 2))
+    notes = " ".join(report.get("notes", []))
     return 2 if "all-gathers of the backward moved nothing" in notes else 0
 
 

@@ -140,12 +140,11 @@ class Handle:
         return [f"mode slot_reuse: some calls ran in place: {why}" for why in sorted(reasons)]
 
     def _kept_notes(self) -> list[str]:
-        """Says how many all-gathers found their result in place."""
-        refreshed = sum(state.counters.refreshed for state in self._states)
-        if refreshed == 0:
+        """Says what is done where an all-gather finds its result in place."""
+        if not any(state.counters.refreshed for state in self._states):
             return []
         return [
-            f"{refreshed} all-gathers of the backward compared their shards with what the forward "
+            "refreshed: all-gathers of the backward compared their shards with what the forward "
             "had left in the landing, and moved what differed (TIDE_KEEP_LANDINGS)"
         ]
 
@@ -161,6 +160,7 @@ class Handle:
                     "reason": "; ".join(sorted(_reasons(state))),
                     "landing_bytes": state.landing_bytes if ALL_GATHER not in state.reasons else 0,
                     "calls": state.counters.as_dict(),
+                    "refreshed": state.counters.refreshed,
                 }
             )
         unshared = self._unshared_notes()

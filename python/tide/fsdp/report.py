@@ -55,13 +55,15 @@ class Report:
         }
 
     def __str__(self) -> str:
-        header = ["group", "all-gather", "reduce-scatter", "landing", "tide calls", "reason"]
+        header = ["group", "all-gather", "reduce-scatter", "landing", "tide calls"]
+        header += ["refreshed", "reason"]
         rows = []
         for group in self.groups:
             calls = [group["calls"][c] for c in ("all_gather", "reduce_scatter")]
             ran = "  ".join(f"{c['tide']}/{c['tide'] + c['stock']}" for c in calls)
             cells = [group["name"], group["all_gather"], group["reduce_scatter"]]
-            rows.append([*cells, format_bytes(group["landing_bytes"]), ran, group["reason"] or "-"])
+            cells += [format_bytes(group["landing_bytes"]), ran, str(group["refreshed"])]
+            rows.append([*cells, group["reason"] or "-"])
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
         landing = format_bytes(self.memory["landing"])
         memory = [f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"]
