@@ -194,6 +194,38 @@ def test_changed_parameters_are_gathered(ranks: Ranks, hidden: bool) -> None:
     ranks(2).run(changed_parameters, hidden)
 
 
+class _OneRankMoves(nn.Module):
+    """Changes its unsharded parameter in the forward of rank 1 alone, where a counter tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.shift
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                self.shift.add_(1)
+        return y
+
+
+def changed_on_one_rank(_context: Context) -> None:
+    """An error on both ranks says which one has changed its parameters, and what to do."""
+    mesh = fm.new_cpu_mesh()
+    model = fully_shard(_OneRankMoves(), mesh=mesh, reshard_after_forward=True)
+    tide.enable(model, strict=True)
+    with pytest.raises(tide.Error) as raised:
+        model(torch.ones(8, 4)).sum().backward()
+    assert raised.value.code == "mismatch"
+    assert "only rank 1 gathers what its forward has gathered already" in str(raised.value)
+    assert "changed an unsharded parameter in place" in str(raised.value)
+    assert "TIDE_KEEP_LANDINGS=off" in str(raised.value)
+
+
+def test_changed_on_one_rank(ranks: Ranks) -> None:
+    ranks(2).run(changed_on_one_rank)
+
+
 def accumulation(context: Context) -> None:
     """Forwards gather always, also right after a backward that has left the first layers."""
 

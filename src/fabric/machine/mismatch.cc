@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 namespace tide::machine {
 namespace {
@@ -24,6 +25,10 @@ std::string OnlyIn(const GroupLayout& layout, const CallIdentity& has, const Cal
   return names;
 }
 
+bool Is(std::string_view collective, const CallIdentity& call) {
+  return std::string_view(call.text).starts_with(collective);
+}
+
 }  // namespace
 
 std::string DescribeMismatch(const CallIdentity& ours, int rank, const CallIdentity& theirs,
@@ -38,6 +43,15 @@ std::string DescribeMismatch(const CallIdentity& ours, int rank, const CallIdent
                                  rank_a, a.text, rank_b, b.text);
   if (layout == nullptr || ours.group != theirs.group) {
     return text + "; expected the same calls in the same order on every rank";
+  }
+  // The adapter refreshes unless version counters tell of a change; see kept_landings.py.
+  const bool b_gathers = Is("refresh of", a) && Is("all_gather of", b);
+  if (b_gathers || (Is("all_gather of", a) && Is("refresh of", b))) {
+    return text + fmt::format(
+                      "; only rank {} gathers what its forward has gathered already, for example "
+                      "because it has changed an unsharded parameter in place: do so on every rank "
+                      "or on none, or set TIDE_KEEP_LANDINGS=off",
+                      b_gathers ? rank_b : rank_a);
   }
   const std::string only_a = OnlyIn(*layout, a, b);
   const std::string only_b = OnlyIn(*layout, b, a);
