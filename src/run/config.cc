@@ -65,7 +65,7 @@ std::vector<ConfigRow> Table() {
       Row(kKeepLandings, "word", "on",
           "off: a backward gathers also what lies where the forward has left it; on several nodes "
           "it always does"),
-      Row(kLandingSlots, "count", "2; on GPUs up to 4",
+      Row(kLandingSlots, "count", "2; in place on GPUs of one node up to 4",
           "landing slots of the layers that FSDP2 reshards after forward, at least 2; as many of "
           "the "
           "last ones are kept for the backward"),

@@ -27,6 +27,19 @@ Rates::Access& AccessTo(int rank, std::vector<Rates::Access>* accesses) {
   return accesses->emplace_back(Rates::Access{rank, 0});
 }
 
+const char* NameOf(nccl::SumKind kind) {
+  switch (kind) {
+    case nccl::SumKind::kCast:
+      return "cast";
+    case nccl::SumKind::kRefresh:
+      return "refresh";
+    case nccl::SumKind::kSum:
+    case nccl::SumKind::kMulticast:
+      break;
+  }
+  return "sum";
+}
+
 }  // namespace
 
 Translator::Translator(const Topology& topology, const Rates& rates,
@@ -296,15 +309,10 @@ void Translator::AddSum(const Context& context, const Command& command, int stre
     operands += count * static_cast<double>(item.sources.size());
   }
   if (elems == 0) return;
-  const bool refresh = sum.kind == nccl::SumKind::kRefresh;
-  const bool cast = sum.kind == nccl::SumKind::kCast || refresh;
+  const bool whole_device = sum.kind == nccl::SumKind::kCast || sum.kind == nccl::SumKind::kRefresh;
   AddTask(stream, Overhead::kKernel, rates_.kernel(),
-          rates_.Kernel(own, accesses, operands / elems, cast),
-          fmt::format("{} of {} items",
-                      refresh ? "refresh"
-                      : cast  ? "cast"
-                              : "sum",
-                      sum.items.size()));
+          rates_.Kernel(own, accesses, operands / elems, whole_device),
+          fmt::format("{} of {} items", NameOf(sum.kind), sum.items.size()));
 }
 
 void Translator::AddZero(const Context& context, const Command& command, int stream) {

@@ -132,7 +132,7 @@ TEST(PlanAllGather, ARefreshIsOneOperation) {
       "g", {{"p", 7, 2, DType::kBF16}, {"empty", 4, 0, DType::kBF16}, {"q", 5, 3, DType::kU8}}, 2);
   const Program program = PlanAllGather(layout, {DType::kF32, DType::kF32, DType::kU8}, {1, 2}, 1,
                                         {.first_cast_bytes = 64, .refresh = true});
-  EXPECT_EQ(ToText(program), R"(refresh of rank 1 (1 x 2)
+  EXPECT_EQ(ToText(program), R"(refreshing all_gather of rank 1 (1 x 2)
   main     await     ready
   main     signal    entry of rank 1 on rank 0
   main     wait      entry of rank 0 >= +1

@@ -285,10 +285,12 @@ def test_inference_first(ranks: Ranks) -> None:
     ranks(2).run(inference_first)
 
 
-def test_slots_in_place_of_what_torch_takes() -> None:
-    """Beside the two: a flat output and the packed gradients, less TIDE's staging."""
+def test_more_slots_where_memory_is_plentiful() -> None:
     gib = 1 << 30
-    assert kept_landings.more_slots(gib, 2 * gib, gib // 2) == 2  # bf16, reduced in fp32
-    assert kept_landings.more_slots(gib, gib, gib // 2) == 1  # reduced as they are
-    assert kept_landings.more_slots(gib, 2 * gib, 7 * gib // 4) == 1  # small groups of many ranks
-    assert kept_landings.more_slots(gib, gib, 3 * gib) == 0
+    assert kept_landings.more_slots(gib, 2 * gib, 100 * gib) == 2  # bf16, reduced in fp32
+    assert kept_landings.more_slots(gib + 256, 2 * gib, 100 * gib) == 2
+    assert kept_landings.more_slots(gib, gib, 100 * gib) == 1  # reduced as they are
+    assert kept_landings.more_slots(gib, 2 * gib, 15 * gib) == 1
+    assert kept_landings.more_slots(gib, 2 * gib, 7 * gib) == 0
+    assert kept_landings.more_slots(gib, 0, 100 * gib) == 0  # frozen, or not reduced by TIDE
+    assert kept_landings.more_slots(0, 0, gib) == 0

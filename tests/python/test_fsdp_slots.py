@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fsdp_models as fm
 import pytest
@@ -202,7 +203,10 @@ class _Group:
     _all_gather_result = None
 
 
-def test_a_dropped_all_gather_holds_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begin", [Slot.start, Slot.refresh])
+def test_a_dropped_all_gather_holds_its_slot(
+    monkeypatch: pytest.MonkeyPatch, begin: Callable[[Slot, Any], None]
+) -> None:
     stream = SimpleNamespace(record_event=lambda: "read by compute")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     segment = SimpleNamespace(id=0, address=0, lease=lambda: (0, 0))
@@ -210,13 +214,13 @@ def test_a_dropped_all_gather_holds_its_slot(monkeypatch: pytest.MonkeyPatch) ->
     group = _Group()
     gathered = AllGatherResult(torch.empty(0), "gathered", None, [], [], [])
 
-    slot.start(group)
+    begin(slot, group)
     slot.promise(gathered)
     slot.settle()
     assert slot.state is SlotState.FREE
     assert slot.vacated == "gathered", "compute has not waited for it"
 
-    slot.start(group)
+    begin(slot, group)
     slot.promise(gathered)
     slot.land()
     slot.settle()

@@ -218,14 +218,13 @@ def test_more_slots_keep_more_layers() -> None:
 
 
 def test_rows_say_how_many_landings_were_kept() -> None:
-    def kept(*notes: str, slots: int = 2, refreshed: int = 0) -> int:
-        groups = [{"refreshed": 0}, {"refreshed": refreshed}]
-        report = {"notes": list(notes), "memory": {"slots": slots}, "groups": groups}
+    def kept(*refreshed: int) -> int:
+        report = {"groups": [{"refreshed": calls} for calls in refreshed]}
         return predict._kept_landings({"reports": {"in_place": report}}, "in_place")
 
-    assert kept("14 all-gathers of the backward moved nothing: ...") == 2
-    assert kept("a note", slots=4, refreshed=7) == 4
-    assert kept("a note", slots=3) == 0
+    assert kept(0, 0, 7, 7, 7) == 3
+    assert kept(0, 0) == 0
+    assert predict._kept_landings({"reports": {"in_place": {"groups": [{}]}}}, "in_place") == 0
     assert predict._kept_landings({}, "in_place") == 0
 
 

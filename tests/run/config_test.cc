@@ -72,6 +72,12 @@ TEST(Config, GpusHaveTheirOwnDefaults) {
   EXPECT_EQ(OptionsFromEnvironment(FabricKind::kNccl).sum_ctas, 24);
 }
 
+TEST(Config, ASingleLandingSlotIsRefused) {
+  const Variable slots("TIDE_LANDING_SLOTS", "1");
+  EXPECT_EQ(Row("TIDE_LANDING_SLOTS").problem, "TIDE_LANDING_SLOTS must be at least 2, not '1'");
+  EXPECT_FALSE(Row("TIDE_LANDING_SLOTS").number);
+}
+
 TEST(Config, BadNumbersAreNamed) {
   for (const char* bad : {"soon", "-1", "0", "inf", "nan", "1x", "1.5"}) {
     const Variable slot("TIDE_STAGING_SLOT", bad);

@@ -124,15 +124,9 @@ def predict_step(
 
 
 def _kept_landings(row: Mapping[str, Any], mode: str) -> int:
-    """In how many slots the backward of the measured steps found layers of the forward.
-
-    Older rows say nothing of them, or that such all-gathers moved nothing, with two slots.
-    """
-    report = row.get("reports", {}).get(mode, {})
-    if any(group.get("refreshed") for group in report.get("groups", [])):
-        return int(report.get("memory", {}).get("slots", 2))
-    notes = " ".join(report.get("notes", []))
-    return 2 if "all-gathers of the backward moved nothing" in notes else 0
+    """Of how many layers the backward of the measured steps found the landings; 0 in older rows."""
+    groups = row.get("reports", {}).get(mode, {}).get("groups", [])
+    return sum(1 for group in groups if group.get("refreshed"))
 
 
 def _beside(measured_ms: float, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,6 @@ def _take_slot(state: GroupState, group: Any) -> tuple[Slot | None, bool]:
     if kept is None:
         return state.pool.acquire(state.landing_bytes, group), False
     kept.refresh(group)
-    state.counters.refreshed += 1
     return kept, True
 
 
@@ -121,6 +120,7 @@ def dispatch_issue(*args: Any, **kwargs: Any) -> Any:
             return stock(*args, **kwargs)
         result = _issue(state, slot, call, refresh=refresh)
     state.counters.tide(ALL_GATHER)
+    state.counters.refreshed += refresh
     return result
 
 

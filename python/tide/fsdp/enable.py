@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 # Of the groups that are resharded after forward: one in use, one prefetched.
 _LANDING_SLOTS = 2
-# Of the largest group, that must be free for what mode in_place holds as gradients: two, and as
-# much again for what the step needs beside them.
-_GRADIENT_LANDINGS = 4
+# Landings of the largest group that must be free for mode auto to choose in_place: two that it may
+# hold as gradients, and as much again for what a step needs beside them.
+_IN_PLACE_LANDINGS = 4
 
 
 @dataclass
@@ -175,43 +175,37 @@ def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
 
     The groups that are resharded after forward share a few slots.
     """
-    kept = [m.state.landing_bytes for m in members if m.kept and _gathers(m)]
+    own = [m.state.landing_bytes for m in members if m.kept and m.state.path(ALL_GATHER) == "tide"]
     ring = _ring(members)
     count = int(settings.number("TIDE_LANDING_SLOTS") or _LANDING_SLOTS)
-    sizes = kept + [max(ring, default=0)] * min(count, len(ring))
+    largest = max((m.state.landing_bytes for m in ring), default=0)
+    sizes = own + [largest] * min(count, len(ring))
     if sizes:
         pool.reserve(sizes)
     channel.core.reserve([m.state.need() for m in members])
 
 
-def _gathers(member: _Member) -> bool:
-    return member.state.path(ALL_GATHER) == "tide"
+def _ring(members: list[_Member]) -> list[_Member]:
+    """Returns the groups that take turns in the shared slots."""
+    return [m for m in members if not m.kept and m.state.path(ALL_GATHER) == "tide"]
 
 
-def _ring(members: list[_Member]) -> list[int]:
-    """Returns the landing bytes of the groups that take turns in the slots."""
-    return [m.state.landing_bytes for m in members if not m.kept and _gathers(m)]
-
-
-def _reserve_kept(
+def _reserve_more(
     channel: Channel, pool: SlotPool, process_group: dist.ProcessGroup, members: list[_Member]
 ) -> None:
-    """Reserves slots for more of the last layers, as far as TIDE stays below torch. Collective.
+    """Reserves slots for more of the last layers, where memory is plentiful. Collective.
 
-    On GPUs, where the links are what limits a step, and where they leave memory for the gradients
-    that mode in_place may hold. Goes without if memory does not allow them.
+    On GPUs, where the links are what limits a step. Goes without if memory does not allow them all.
     """
     ring = _ring(members)
     if channel.device.type != "cuda" or not ring or settings.number("TIDE_LANDING_SLOTS"):
         return
-    largest = max(ring)
-    packed = max(m.state.packed_gradient_bytes() for m in members if not m.kept and _gathers(m))
-    more = kept_landings.more_slots(largest, packed, channel.core.regions["staging"])
+    largest = max((m.state for m in ring), key=lambda state: state.landing_bytes)
+    free = _least_free_bytes(channel.device, process_group)
+    more = kept_landings.more_slots(largest.landing_bytes, largest.packed_gradient_bytes(), free)
     more = min(more, len(ring) - _LANDING_SLOTS)
-    spare = _least_free_bytes(channel.device, process_group) // largest - _GRADIENT_LANDINGS
-    more = min(more, spare)
     if more > 0:
-        pool.reserve_if_free([largest] * more)
+        pool.try_reserve([largest.landing_bytes] * more)
 
 
 def _reuses_slots(
@@ -227,7 +221,7 @@ def _reuses_slots(
     if options.mode == "slot_reuse":
         return True
     largest = max(member.state.landing_bytes for member in members)
-    return _least_free_bytes(device, process_group) < _GRADIENT_LANDINGS * largest
+    return _least_free_bytes(device, process_group) < _IN_PLACE_LANDINGS * largest
 
 
 def _least_free_bytes(device: torch.device, process_group: dist.ProcessGroup) -> int:
@@ -298,7 +292,7 @@ def _connect(
         reuse = _reuses_slots(process_group, served, options)
         keeps = kept_landings.enabled(channel)
         if keeps and not reuse:
-            _reserve_kept(channel, pool, process_group, served)
+            _reserve_more(channel, pool, process_group, served)
         for member in served:
             member.state.keeps_landings = keeps
             member.state.reuse_slots = reuse

@@ -306,7 +306,7 @@ class GroupState:
         """Gives the unsharded storages back their own allocators."""
         if self.landings is not None:
             self.landings.detach()
-        self.landings, self.outputs = None, []
+        self.landings, self.outputs, self.landed = None, [], None
 
     def fall_back(self, collective: str, reason: str) -> None:
         """Counts a call on torch's path.

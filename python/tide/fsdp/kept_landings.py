@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     from tide.fsdp.slots import Slot
 
 
+# More slots take at most this part of what is free.
+_SHARE_OF_FREE = 8
+
+
 @dataclass(frozen=True)
 class Landed:
     """An all-gather that came to its end, with what must still be true for a refresh."""
 
     slot: Slot
     turn: int  # of the slot
-    outputs: tuple[tuple[int, int], ...]  # identity and version of each unsharded parameter
+    outputs: tuple[int, ...]  # version of each unsharded parameter
 
 
 def enabled(channel: Channel) -> bool:
@@ -44,22 +48,25 @@ def enabled(channel: Channel) -> bool:
     return channel.core.nodes == 1 and settings.text("TIDE_KEEP_LANDINGS") != "off"
 
 
-def more_slots(landing_bytes: int, packed_bytes: int, staging_bytes: int) -> int:
-    """Returns how many slots beyond two fit into what torch's path takes and TIDE does not.
+def more_slots(landing_bytes: int, packed_bytes: int, free_bytes: int) -> int:
+    """Returns how many landing slots beyond two mode in_place takes on GPUs, to keep more layers.
 
-    That is a flat all-gather output beside the unsharded parameters, and the packed copy of the
-    gradients; TIDE has staging in their place. In place, TIDE is then no larger than torch's path.
+    As many as the copy of the gradients that torch's reduce-scatter packs, and TIDE's does not,
+    would fill, and only where memory is plentiful.
 
     Args:
         landing_bytes: of the largest group's unsharded parameters.
         packed_bytes: of its gradients in the dtype of the reduction.
-        staging_bytes: of the reduce-scatters' staging.
+        free_bytes: on the GPU where least is, with optimizer state and activations still to come.
     """
-    return max(0, (landing_bytes + packed_bytes - staging_bytes) // landing_bytes)
+    if landing_bytes == 0:
+        return 0
+    # Rounded: landings have a little padding.
+    return min(round(packed_bytes / landing_bytes), free_bytes // _SHARE_OF_FREE // landing_bytes)
 
 
-def _output_versions(state: GroupState) -> tuple[tuple[int, int], ...]:
-    return tuple((id(output), output._version) for output in state.outputs)
+def _output_versions(state: GroupState) -> tuple[int, ...]:
+    return tuple(output._version for output in state.outputs)
 
 
 def note(state: GroupState, slot: Slot) -> None:

@@ -26,8 +26,8 @@ class Report:
 
     Attributes:
         groups: one dict for each FSDP2 group: "name", "all_gather" and "reduce_scatter" with
-            "tide" or "stock", "reason" (empty if every call ran on TIDE), "landing_bytes", "calls", and
-            "refreshed", how many of the all-gathers on TIDE found their result in place.
+            "tide" or "stock", "reason" (empty if every call ran on TIDE), "landing_bytes", "calls",
+            and "refreshed": how many of the all-gathers on TIDE found their result in place.
         mode: the mode that was asked for.
         notes: sentences about choices that differ from what was asked for.
         memory: bytes by use: "landing" and, of each communicator's temporary regions, "stage",

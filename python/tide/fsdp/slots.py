@@ -51,7 +51,8 @@ class Slot:
     until the next all-gather to the slot.
 
     On GPUs ``vacated`` is reached when the work that read the slot has run; None if nothing did.
-    ``turn`` counts what was put into the slot, and ``freed`` orders slots by when they were freed.
+    ``turn`` counts what has replaced what lay there, and ``freed`` orders slots by when they were
+    freed.
     """
 
     __slots__ = (
@@ -165,7 +166,7 @@ class SlotPool:
             slot.vacated = self._channel.vacated(segment.id, offset)
             self.slots.append(slot)
 
-    def reserve_if_free(self, sizes: list[int]) -> bool:
+    def try_reserve(self, sizes: list[int]) -> bool:
         """As ``reserve``; returns False if memory does not allow it. Collective."""
         try:
             self.reserve(sizes)
@@ -204,7 +205,7 @@ class SlotPool:
     def _grow(self, size: int) -> bool:
         if self._refused is not None and size >= self._refused:
             return False
-        if self.reserve_if_free([size]):
+        if self.try_reserve([size]):
             return True
         self._refused = size
         return False

@@ -248,7 +248,7 @@ void Executor::Multicast(const Call& call, const Operation& op) const {
   }
 }
 
-// Looks at the destinations of all ranks, since reading them costs a rank no more than its own.
+// Looks at the destinations of all ranks: what a rank has written to its own landing is found, too.
 void Executor::Refresh(const Call& call, const Operation& op) {
   const Topology& topology = call.program->topology;
   const int node = topology.Node(rank_);

@@ -45,8 +45,8 @@ std::string DescribeMismatch(const CallIdentity& ours, int rank, const CallIdent
     return text + "; expected the same calls in the same order on every rank";
   }
   // The adapter refreshes unless version counters tell of a change; see kept_landings.py.
-  const bool b_gathers = Is("refresh of", a) && Is("all_gather of", b);
-  if (b_gathers || (Is("all_gather of", a) && Is("refresh of", b))) {
+  const bool b_gathers = Is("refreshing all_gather", a) && Is("all_gather", b);
+  if (b_gathers || (Is("all_gather", a) && Is("refreshing all_gather", b))) {
     return text + fmt::format(
                       "; only rank {} gathers what its forward has gathered already, for example "
                       "because it has changed an unsharded parameter in place: do so on every rank "

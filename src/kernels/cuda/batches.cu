@@ -118,6 +118,11 @@ void CheckSumItems(const std::vector<SumItem>& items, SumPath path) {
                       std::to_string(item.sources.size()) + " sources of " + Name(item.src_dtype) +
                       " and an output of " + Name(item.dst_dtype));
     }
+    if (!item.copies.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "a sum has one output, got " +
+                                                   std::to_string(item.copies.size()) +
+                                                   " copies; use RefreshBatch");
+    }
     if (path == SumPath::kMulticast &&
         (item.sources.size() != 1 || item.src_dtype != DType::kF32)) {
       throw Error(ErrorCode::kInvalidArgument,

@@ -1,5 +1,7 @@
 // Casts, or copies of equal types, to the memory of all ranks of a node, written only where the own
 // memory does not hold the result already: then every rank's does, and nothing crosses the links.
+#include <type_traits>
+
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/sum_kernels.cuh"
 #include "kernels/cuda/walk.cuh"
@@ -114,15 +116,20 @@ __device__ __forceinline__ void RefreshTileOfSame(const Walk& walk) {
   }
 }
 
+template <class Out, class In>
+__device__ __forceinline__ void RefreshTileFrom(const Walk& walk) {
+  if constexpr (!std::is_same_v<Out, In>) RefreshTile<Conversion<Out, In>>(walk);
+}
+
 template <class Out>
 __device__ __forceinline__ void RefreshTileTo(const Walk& walk) {
   switch (walk.item().src_dtype) {
     case DType::kBF16:
-      return RefreshTile<Conversion<Out, BF16>>(walk);
+      return RefreshTileFrom<Out, BF16>(walk);
     case DType::kF16:
-      return RefreshTile<Conversion<Out, F16>>(walk);
+      return RefreshTileFrom<Out, F16>(walk);
     default:
-      return RefreshTile<Conversion<Out, F32>>(walk);
+      return RefreshTileFrom<Out, F32>(walk);
   }
 }
 

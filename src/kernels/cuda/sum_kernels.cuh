@@ -1,4 +1,4 @@
-// The kernels, of a sum one for each path, as launches see them. A kernel takes one
+// The kernels as launches see them; a sum has one for each path. A kernel takes one
 // LaunchParams<kFewBases> or, `many`, LaunchParams<kManyBases>.
 #ifndef TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_
 #define TIDE_KERNELS_CUDA_SUM_KERNELS_CUH_
