@@ -234,7 +234,7 @@ def differs(context: Context) -> None:
             differs,
             [
                 "rank 0 entered reduce_scatter of group",
-                "rank 1 entered all_gather of group",
+                "rank 1 entered refreshing all_gather of group",
                 "rank 1 last enqueued call",
             ],
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import fsdp_models as fm
@@ -13,8 +14,10 @@ import torch.distributed as dist
 from spawn import Context, RankGroup
 from tide.fsdp import group as groups_module
 from tide.fsdp import kept_landings
+from tide.fsdp.slots import SlotState
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 Ranks = Callable[[int], RankGroup]
 _BLOCKS = 4
@@ -136,34 +139,38 @@ def test_changed_shards_are_gathered(ranks: Ranks, change: Callable[[nn.Module],
 
 
 class _Moving(nn.Module):
-    """Changes its unsharded parameter in every forward; FSDP2 drops that."""
+    """Changes its unsharded parameter in every forward of some ranks; FSDP2 drops that."""
 
-    def __init__(self, hidden: bool) -> None:
+    def __init__(self, hidden: bool, ranks: tuple[int, ...]) -> None:
         super().__init__()
         self.hidden = hidden  # from version counters
+        self.ranks = ranks
         self.shift = nn.Parameter(torch.randn(8, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x + self.shift
-        with torch.no_grad():
-            (self.shift.data if self.hidden else self.shift).add_(1)
+        if dist.get_rank() in self.ranks:
+            with torch.no_grad():
+                (self.shift.data if self.hidden else self.shift).add_(1)
         return y
 
 
 class _Chain(nn.Module):
     """Reads, in a recomputation in the backward, what the forward has changed."""
 
-    def __init__(self, hidden: bool) -> None:
+    def __init__(self, hidden: bool, ranks: tuple[int, ...]) -> None:
         super().__init__()
-        self.moving = _Moving(hidden)
+        self.moving = _Moving(hidden, ranks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(self.moving, x, use_reentrant=False).pow(2).sum()
 
 
-def _moving_gradient(through_tide: bool, hidden: bool) -> tuple[torch.Tensor, int]:
+def _moving_gradient(
+    through_tide: bool, hidden: bool, ranks: tuple[int, ...]
+) -> tuple[torch.Tensor, int]:
     torch.manual_seed(3)
-    model = _Chain(hidden)
+    model = _Chain(hidden, ranks)
     fully_shard(model.moving, mesh=fm.cpu_mesh(), reshard_after_forward=True)
     handle = None
     if through_tide:
@@ -178,52 +185,42 @@ def _moving_gradient(through_tide: bool, hidden: bool) -> tuple[torch.Tensor, in
     return model.moving.shift.grad.to_local().clone(), refreshed
 
 
-def changed_parameters(_context: Context, hidden: bool) -> None:
-    """An unsharded parameter that the forward changes in place is gathered again.
-
-    What no counter tells is found by the comparison, on CPUs.
-    """
-    expected, _ = _moving_gradient(through_tide=False, hidden=hidden)
-    found, refreshed = _moving_gradient(through_tide=True, hidden=hidden)
+def changed_parameters(_context: Context, hidden: bool, who: tuple[int, ...]) -> None:
+    """An unsharded parameter that the forward changes in place is found by the comparison."""
+    expected, _ = _moving_gradient(through_tide=False, hidden=hidden, ranks=who)
+    found, refreshed = _moving_gradient(through_tide=True, hidden=hidden, ranks=who)
     assert torch.equal(found, expected)
-    assert refreshed == (2 if hidden else 0)
+    assert refreshed == 2
 
 
+@pytest.mark.parametrize("who", [(0, 1), (1,)], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_changed_parameters_are_gathered(ranks: Ranks, hidden: bool) -> None:
-    ranks(2).run(changed_parameters, hidden)
+def test_changed_parameters_are_gathered(ranks: Ranks, hidden: bool, who: tuple[int, ...]) -> None:
+    ranks(2).run(changed_parameters, hidden, who)
 
 
-class _OneRankMoves(nn.Module):
-    """Changes its unsharded parameter in the forward of rank 1 alone, where a counter tells."""
+class _Watched(SimpleNamespace):
+    """A group's state as far as it is looked at for a landing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.randn(8, 4))
+    keeps_landings = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x + self.shift
-        if dist.get_rank() == 1:
-            with torch.no_grad():
-                self.shift.add_(1)
-        return y
+    def group_ref(self) -> Any:
+        return SimpleNamespace(_training_state=TrainingState.PRE_BACKWARD)
 
 
-def changed_on_one_rank(_context: Context) -> None:
-    """An error on both ranks says which one has changed its parameters, and what to do."""
-    mesh = fm.new_cpu_mesh()
-    model = fully_shard(_OneRankMoves(), mesh=mesh, reshard_after_forward=True)
-    tide.enable(model, strict=True)
-    with pytest.raises(tide.Error) as raised:
-        model(torch.ones(8, 4)).sum().backward()
-    assert raised.value.code == "mismatch"
-    assert "only rank 1 gathers what its forward has gathered already" in str(raised.value)
-    assert "changed an unsharded parameter in place" in str(raised.value)
-    assert "TIDE_KEEP_LANDINGS=off" in str(raised.value)
-
-
-def test_changed_on_one_rank(ranks: Ranks) -> None:
-    ranks(2).run(changed_on_one_rank)
+@pytest.mark.parametrize(("device", "found"), [("cpu", True), ("cuda", False)])
+def test_on_gpus_a_counted_write_to_parameters_is_gathered(device: str, found: bool) -> None:
+    slot = SimpleNamespace(state=SlotState.FREE, turn=3, settle=lambda: None)
+    channel = SimpleNamespace(device=torch.device(device))
+    state = _Watched(channel=channel, outputs=[torch.zeros(4)], landed=None)
+    assert kept_landings.find(state) is None
+    kept_landings.note(state, slot)
+    assert kept_landings.find(state) is slot
+    state.outputs[0].add_(1)
+    assert (kept_landings.find(state) is slot) == found
+    kept_landings.note(state, slot)
+    slot.turn += 1
+    assert kept_landings.find(state) is None
 
 
 def accumulation(context: Context) -> None:

@@ -85,6 +85,27 @@ TEST(Mismatch, DifferentOperationsAreNamed) {
   }
 }
 
+TEST(Mismatch, OneRankThatRefreshesIsNamed) {
+  const auto errors = Errors(2, Timeout(10), [](Communicator& comm) {
+    const int group = comm.RegisterGroup("g", TwoParams());
+    const SegmentView landing = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
+    const float shard[4] = {};
+    AllGatherCall call{group, {shard, shard}, {DType::kF32, DType::kF32}, {landing.id, 0}};
+    comm.AllGather(call);
+    call.refresh = comm.rank() == 0;
+    comm.AllGather(call);
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
+    const std::string text = error.what();
+    for (const char* part :
+         {"entered refreshing all_gather of group 'g'",
+          "only rank 1 gathers what its forward has gathered already", "TIDE_KEEP_LANDINGS=off"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+}
+
 void CheckDifferentLandingSlots(SegmentKind kind) {
   const auto errors = Errors(2, Timeout(10), [kind](Communicator& comm) {
     const int group = comm.RegisterGroup("g", TwoParams());

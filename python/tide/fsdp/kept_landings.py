@@ -7,11 +7,11 @@ its shards with its own part of its own landing, in bits, and writes to the land
 what differs. So whatever wrote to shards in between, on all ranks or on one, the result is that of
 an all-gather; usually nothing crosses the links.
 
-A forward that writes to its *unsharded* parameters is another matter: FSDP2 drops that, but no
-other rank would notice it. Version counters tell of it, and the group is gathered in full. All
-ranks must then have written, or they are found to be in different calls. On GPUs a write that
-raises no counter (through ``.data``) stays until the backward is over; on CPUs every rank's landing
-is compared, or changed pages are found.
+A forward that writes to its *unsharded* parameters is another matter: FSDP2 drops that. On CPUs the
+comparison finds it: every rank looks at the landings of all, or they are one and changed pages are
+taken back. On GPUs no other rank would notice it. Version counters tell of it there, and the group
+is gathered in full; all ranks must then have written, or they are found to be in different calls.
+A write that raises no counter (through ``.data``) stays until the backward is over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Landed:
 
     slot: Slot
     turn: int  # of the slot
-    outputs: tuple[int, ...]  # version of each unsharded parameter
+    outputs: tuple[int, ...]  # on a GPU: version of each unsharded parameter
 
 
 def enabled(channel: Channel) -> bool:
@@ -66,6 +66,8 @@ def more_slots(landing_bytes: int, packed_bytes: int, free_bytes: int) -> int:
 
 
 def _output_versions(state: GroupState) -> tuple[int, ...]:
+    if state.channel.device.type != "cuda":
+        return ()
     return tuple(output._version for output in state.outputs)
 
 
