@@ -253,6 +253,7 @@ std::string StepReport(const std::string& request_json, const TrainingStep& step
   Json report = HeadOf("training step", request);
   report["mode"] = Name(asked.mode);
   report["layers"] = asked.layers;
+  report["refreshed"] = refreshes ? std::min(asked.landing_slots, asked.layers) : 0;
   report["compute_ms"] =
       (asked.layers * (asked.forward_s + asked.backward_s) + asked.optimizer_s) * kMilli;
   report["rows"].push_back(RowOf(group.layout.name(), result, options.timeline));

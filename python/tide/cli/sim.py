@@ -142,14 +142,16 @@ def _show(ask: Callable[[], str], as_json: bool, trace: Path | None) -> None:
         return
     out = console()
     out.print(_summary(report))
+    what = "step" if "compute_ms" in report else "call"
     out.print(
         "first rank: when the first rank is done, ms; wire floor: the busiest link or rail at its "
-        "full rate; ms / floor: how many times as long the call takes"
+        f"full rate; ms / floor: how many times as long the {what} takes"
     )
     if "compute_ms" in report:
         out.print(
             f"{report['layers']} layers, {report['mode']}: compute alone takes "
-            f"{_ms(report['compute_ms'])} ms"
+            f"{_ms(report['compute_ms'])} ms; {report['refreshed']} layers are refreshed for the "
+            "backward"
         )
     for row in report["rows"]:
         for part in _details(row):

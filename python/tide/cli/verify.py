@@ -251,7 +251,7 @@ def verify(
     nodes: Annotated[int | None, typer.Option(min=1, help="M")] = None,
     local: Annotated[int | None, typer.Option(min=1, help="L")] = None,
     mode: Annotated[
-        str | None, typer.Option(help="in_place or slot_reuse; both by default")
+        str | None, typer.Option(help="in_place, slot_reuse or auto; by default both of the first")
     ] = None,
     placement: Annotated[str | None, typer.Option(help="direct or latin_square")] = None,
     k: Annotated[int | None, typer.Option("-k", "--round-width", help="transfers a round")] = None,
