@@ -124,7 +124,7 @@ class Handle:
         reuses = any(state.reuse_slots for state in self._states)
         if self._options.mode == "auto" and any(c.device.type == "cuda" for c in self.channels):
             if not reuses:
-                return ["mode auto: in_place, since there is memory for four groups of gradients"]
+                return ["mode auto: in_place, since four landings of the largest group are free"]
             return ["mode auto: slot_reuse, since memory is short", *self._in_place_notes()]
         if self._options.mode != "slot_reuse":
             return []
@@ -145,7 +145,7 @@ class Handle:
             return []
         return [
             "refreshed: all-gathers of the backward compared their shards with what the forward "
-            "had left in the landing, and moved what differed (TIDE_KEEP_LANDINGS)"
+            "had left in the landing, and moved what differed (TIDE_KEEP_LANDINGS=off gathers all)"
         ]
 
     def report(self) -> Report:

@@ -174,8 +174,8 @@ class CudaDevice final : public Device {
     return std::make_unique<SumKernel>(items, multiprocessors_);
   }
   std::unique_ptr<Kernel> MakeRefresh(const std::vector<SumItem>& items) override {
-    return std::make_unique<RefreshKernel>(
-        items, RefreshBatch::kCtasAMultiprocessor * multiprocessors_);
+    return std::make_unique<RefreshKernel>(items,
+                                           RefreshBatch::kCtasAMultiprocessor * multiprocessors_);
   }
   std::unique_ptr<Kernel> MakeMulticastSum(const std::vector<SumItem>& items) override {
     return std::make_unique<SumKernel>(items, sum_ctas_, SumPath::kMulticast);
