@@ -1,4 +1,4 @@
-"""Arithmetic on times that several ranks measured with one clock."""
+"""Times that several ranks measured with one clock: in which order, and arithmetic on them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 Interval = tuple[float, float]
+
+
+def in_turn(names: list[str], index: int) -> list[str]:
+    """The names in the order of round `index`: each comes first, second, ... equally often."""
+    shift = index % len(names)
+    return names[shift:] + names[:shift]
 
 
 def now() -> float:

@@ -143,7 +143,7 @@ def test_slowest_rank_counts() -> None:
 
 
 def test_contestants_take_every_place_in_turn() -> None:
-    orders = [collectives.in_turn(["a", "b", "c"], index) for index in range(4)]
+    orders = [stats.in_turn(["a", "b", "c"], index) for index in range(4)]
     assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
 
 

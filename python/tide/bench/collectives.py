@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from tide.bench.launch import Context, launch, require_memory
-from tide.stats import Interval, comparison, now
+from tide.stats import Interval, comparison, in_turn, now
 
 OPERATIONS = ("all-gather", "reduce-scatter")
 
@@ -222,7 +222,7 @@ def _worker(context: Context, config: Config) -> dict[str, list[Interval]]:
     bodies.check()
     times: dict[str, list[Interval]] = {"tide": [], "floor": [], "stock": []}
     for index in range(_WARM_UP + config.rounds):
-        for name in times:
+        for name in in_turn(list(times), index):
             body = getattr(bodies, name)
             comm.barrier()
             start = now()

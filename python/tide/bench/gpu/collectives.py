@@ -18,7 +18,7 @@ from tide.bench.gpu import machine
 from tide.bench.gpu.contestants import MAKERS, wire_bytes
 from tide.bench.gpu.rank import Rank, Sample, Stopwatch
 from tide.bench.launch import Context, launch
-from tide.stats import median_interval, slowest
+from tide.stats import in_turn, median_interval, slowest
 
 _WARM_UP = 3
 
@@ -42,12 +42,6 @@ def check_request(preset: str, ranks: int, rounds: int, nodes: int) -> None:
         raise ValueError(f"expected ranks >= 2 and rounds >= 1, got {ranks} and {rounds}")
     if nodes < 0 or (nodes > 0 and ranks % nodes != 0):
         raise ValueError(f"expected nodes to divide {ranks} ranks, got {nodes}")
-
-
-def in_turn(names: list[str], index: int) -> list[str]:
-    """The names in the order of round `index`: each comes first, second, ... equally often."""
-    shift = index % len(names)
-    return names[shift:] + names[:shift]
 
 
 def _worker(context: Context, config: Config) -> dict[str, Any]:
