@@ -244,6 +244,7 @@ def test_demo_writes_its_files(tmp_path, monkeypatch, capsys) -> None:
         "gpus",
         "ranks",
         "steps",
+        "warm_up_steps",
         "model",
         "stock",
         "tide",
@@ -253,6 +254,7 @@ def test_demo_writes_its_files(tmp_path, monkeypatch, capsys) -> None:
         "loss_max_rel_diff",
         "groups",
     }
+    assert report["warm_up_steps"] == 3
     assert report["loss_last"] < report["loss_first"]
     assert report["loss_max_rel_diff"] < 1e-2
     losses = json.loads((tmp_path / "losses.json").read_text())

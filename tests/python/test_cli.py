@@ -17,7 +17,7 @@ runner = CliRunner(env={"COLUMNS": "40"})
 
 
 def test_info_shows_versions_and_every_option() -> None:
-    result = runner.invoke(app, ["info"])
+    result = runner.invoke(app, ["info"], env={"COLUMNS": "400"})  # no cell wraps
     assert result.exit_code == 0, result.output
     assert tide.__version__ in result.output
     assert _core.target() in result.output

@@ -244,6 +244,9 @@ def test_sizes_and_times_have_bounds() -> None:
 def test_errors_name_the_command() -> None:
     for name in ("all-gather", "reduce-scatter", "step"):
         assert refusal(name).startswith(f"tide sim {name}: expected either a file")
+    assert "got neither" in refusal("step")
+    both = refusal("step", "groups.json", *PAIR)
+    assert "got both groups.json and --preset llama70b-layer" in both
     assert refusal("machine", "nope").startswith("tide sim machine: ")
     chunk = refusal("reduce-scatter", *PAIR, "--chunk", "x")
     assert chunk.startswith("tide sim reduce-scatter: --chunk: expected bytes")

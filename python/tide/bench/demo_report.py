@@ -104,6 +104,7 @@ def build(
     return {
         "ranks": len(stock),
         "steps": len(stock_losses),
+        "warm_up_steps": warm_up,
         "model": {"parameters": stock[0].parameters, **model},
         "stock": summarise(stock, memory["stock"], warm_up),
         "tide": summarise(ours, memory["tide"], warm_up),
@@ -124,7 +125,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     """Prints the table, the losses and the path of every group."""
     table = Table(
         title=f"FSDP2, {report['ranks']} ranks, {report['model']['nodes']} node(s), "
-        f"{report['steps']} steps"
+        f"{report['steps']} steps, the first {report['warm_up_steps']} not timed"
     )
     table.add_column("")
     for name in ("stock", "TIDE", "stock / TIDE"):

@@ -19,6 +19,7 @@ from tide.cli.calibrate import calibrate
 from tide.cli.nccl import nccl
 from tide.cli.plan import plan
 from tide.cli.sim import sim
+from tide.cli.tables import console, words
 from tide.cli.verify import verify
 
 
@@ -78,21 +79,19 @@ def info() -> None:
     import tide
     from tide import _core
 
-    console = make_console()
-    console.print(
-        f"tide {tide.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    )
-    console.print(f"CPU target: {_core.target()}")
+    out = console()
+    say = functools.partial(out.print, markup=False, soft_wrap=True)
+    say(f"tide {tide.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    say(f"CPU target: {_core.target()}")
+    config = _core.config()
     found = _core.nccl()
     gpus = found["description"] or f"no collectives on GPUs: {found['reason']}"
-    console.print(f"GPUs: {gpus}", markup=False, highlight=False)
-    table = Table("variable", "type", "value", "from", "meaning")
-    for row in _core.config():
-        table.add_row(row["name"], row["type"], row["value"], row["source"], row["doc"])
-    console.print(table)
-    for warning in [*_core.warnings(), *(row["problem"] for row in _core.config())]:
+    say(f"GPUs: {gpus}")
+    rows = [tuple(row[key] for key in ("name", "type", "value", "source", "doc")) for row in config]
+    out.print(words("Variables", ("variable", "type", "value", "from", "meaning"), rows))
+    for warning in [*_core.warnings(), *(row["problem"] for row in config)]:
         if warning:
-            console.print(f"warning: {warning}", markup=False)
+            say(f"warning: {warning}")
 
 
 def _measure(

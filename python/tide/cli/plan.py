@@ -19,7 +19,7 @@ from tide.cli.request import (
     reduction_options,
     refusals,
 )
-from tide.cli.tables import console, human_bytes, human_count, human_topology, table
+from tide.cli.tables import console, human_bytes, human_count, human_topology, table, words
 
 # Row of the table of calls: label, field of a group, field of its counts.
 _CALL_ROWS = (
@@ -126,11 +126,9 @@ def _print(report: dict[str, Any]) -> None:
         out.print(note, markup=False)
     out.print(_call_table(report))
     out.print(_connection_table(report))
-    choices = table("Choices", ("what", "value", "why"), ())
-    choices.columns[2].justify = "left"
-    for choice in report["choices"]:
-        choices.add_row(choice["what"], choice["value"], choice["why"])
-    out.print(choices)
+    header = ("what", "value", "why")
+    choices = [tuple(choice[column] for column in header) for choice in report["choices"]]
+    out.print(words("Choices", header, choices))
 
 
 @refusals("plan")
@@ -139,10 +137,10 @@ def plan(
         Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
     ] = None,
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
-    nodes: Annotated[int | None, typer.Option(help="M")] = None,
-    local: Annotated[int | None, typer.Option(help="L, ranks a node")] = None,
-    ranks: Annotated[int | None, typer.Option(help="N, to be checked against M * L")] = None,
-    rank: Annotated[int | None, typer.Option(help="whose programs are counted")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="M")] = None,
+    local: Annotated[int | None, typer.Option(min=1, help="L, ranks a node")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="N, to be checked against M * L")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="whose programs are counted")] = None,
     mode: Annotated[str | None, typer.Option(help="in_place, slot_reuse or auto")] = None,
     machine: Annotated[str | None, typer.Option(help=machine_help(DEFAULT_MACHINE))] = None,
     placement: Annotated[str | None, typer.Option(help="direct, latin_square or auto")] = None,

@@ -130,7 +130,8 @@ def make_request(
         RequestError: they can't be read, or something is missing.
     """
     if (file is None) == (preset is None):
-        raise RequestError("expected either a file of groups or --preset")
+        got = "neither" if file is None else f"both {file} and --preset {preset}"
+        raise RequestError(f"expected either a file of groups or --preset, got {got}")
     request = {"groups": preset_groups(preset)} if preset is not None else read_json(file)
     if not isinstance(request, dict):
         raise RequestError(f"{file}: expected an object with the field 'groups'")

@@ -20,7 +20,7 @@ from tide.cli.request import (
     reduction_options,
     refusals,
 )
-from tide.cli.tables import console, human_bytes, human_topology, table
+from tide.cli.tables import console, human_bytes, human_topology, table, words
 
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
 
@@ -32,8 +32,8 @@ File = Annotated[
     Path | None, typer.Argument(help="JSON with groups; see docs/memory.md", show_default=False)
 ]
 Preset = Annotated[str | None, typer.Option(help=PRESET_HELP)]
-NodesOption = Annotated[int | None, typer.Option(help="M")]
-Local = Annotated[int | None, typer.Option(help="L, ranks a node")]
+NodesOption = Annotated[int | None, typer.Option(min=1, help="M")]
+Local = Annotated[int | None, typer.Option(min=1, help="L, ranks a node")]
 Machine = Annotated[str | None, typer.Option(help=machine_help(_DEFAULT_MACHINE))]
 SumCtas = Annotated[int, typer.Option(min=0, help="CTAs of a sum; 0: as the fabric chooses")]
 Pacing = Annotated[bool, typer.Option(help="keep what only keeps the network from crowding")]
@@ -364,7 +364,4 @@ def machine(
         (n["name"], f"{n['value']:g} {n['unit']}".strip(), n["meaning"], n["source"])
         for n in numbers
     ]
-    made = table(f"Machine {name}", ("number", "value", "meaning", "source"), rows)
-    for column in made.columns[2:]:
-        column.justify = "left"
-    console().print(made)
+    console().print(words(f"Machine {name}", ("number", "value", "meaning", "source"), rows))

@@ -31,6 +31,14 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> T
     return made
 
 
+def words(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A table of text: all columns stand left."""
+    made = table(title, header, rows)
+    for column in made.columns:
+        column.justify = "left"
+    return made
+
+
 def human_count(count: int, one: str) -> str:
     """`1 node`, `8 nodes`."""
     return f"{count} {one}{'' if count == 1 else 's'}"
