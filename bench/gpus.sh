@@ -79,6 +79,7 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm --format=csv
 
 check 1
 check 2
+step check-fsdp 300 "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_fsdp_gpu.py
 
 bench all-gather-llama70b 90 all-gather --preset llama70b-layer
 bench reduce-scatter-llama70b 90 reduce-scatter --preset llama70b-layer
