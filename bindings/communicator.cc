@@ -46,7 +46,9 @@ class PythonBootstrap final : public tide::Bootstrap {
       all.emplace_back(bytes.c_str(), bytes.size());
     }
     if (static_cast<int>(all.size()) != world_) {
-      throw tide::Error(tide::ErrorCode::kInvalidArgument, "exchange: expected one entry a rank");
+      throw tide::Error(tide::ErrorCode::kInvalidArgument, "exchange: expected one entry a rank, " +
+                                                               std::to_string(world_) + ", got " +
+                                                               std::to_string(all.size()));
     }
     return all;
   }
@@ -152,6 +154,13 @@ class PyCommunicator {
     // Only the nccl fabric goes on using them.
     if (fabric == tide::FabricKind::kHost) ForgetCallables();
   }
+  // Leaving may take seconds, in which other threads go on.
+  ~PyCommunicator() {
+    const nb::gil_scoped_release release;
+    communicator_.reset();
+  }
+  PyCommunicator(const PyCommunicator&) = delete;
+  PyCommunicator& operator=(const PyCommunicator&) = delete;
   tide::Communicator& get() {
     if (!communicator_)
       throw tide::Error(tide::ErrorCode::kInvalidArgument, "the communicator is closed");
@@ -261,26 +270,12 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
            nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1,
            nb::arg("allocate") = nb::none(), nb::arg("compute_streams") = Pointers(),
            nb::arg("sum_ctas") = 0)
-      .def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
-      .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
-      .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
-      .def_prop_ro("local_ranks",
-                   [](PyCommunicator& self) { return self.get().topology().local_ranks; })
       .def(
           "add_segment",
           [](PyCommunicator& self, int64_t bytes, const std::string& label,
              tide::SegmentKind kind) { return self.get().AddSegment(bytes, label, kind); },
           nb::arg("bytes"), nb::arg("label"), nb::arg("kind") = tide::SegmentKind::kPerRank,
           nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("regions", &Regions)
-      .def_prop_ro("unshared_reason",
-                   [](PyCommunicator& self) { return self.get().unshared_reason(); })
-      .def_prop_ro("unwatched_reason",
-                   [](PyCommunicator& self) { return self.get().unwatched_reason(); })
-      .def_prop_ro("aliased_streams",
-                   [](PyCommunicator& self) { return self.get().aliased_streams(); })
-      .def_prop_ro("unicast_reason",
-                   [](PyCommunicator& self) { return self.get().unicast_reason(); })
       .def(
           "reserve",
           [](PyCommunicator& self,
@@ -313,6 +308,25 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
              for (const auto& param : params) offsets.push_back(param.landing_offset);
              return offsets;
            })
+      .def("close", &PyCommunicator::Close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+// What it is, and what its calls did.
+void BindProperties(nb::class_<PyCommunicator>& communicator) {
+  communicator.def_prop_ro("rank", [](PyCommunicator& self) { return self.get().rank(); })
+      .def_prop_ro("world", [](PyCommunicator& self) { return self.get().topology().Ranks(); })
+      .def_prop_ro("nodes", [](PyCommunicator& self) { return self.get().topology().nodes; })
+      .def_prop_ro("local_ranks",
+                   [](PyCommunicator& self) { return self.get().topology().local_ranks; })
+      .def_prop_ro("regions", &Regions)
+      .def_prop_ro("unshared_reason",
+                   [](PyCommunicator& self) { return self.get().unshared_reason(); })
+      .def_prop_ro("unwatched_reason",
+                   [](PyCommunicator& self) { return self.get().unwatched_reason(); })
+      .def_prop_ro("aliased_streams",
+                   [](PyCommunicator& self) { return self.get().aliased_streams(); })
+      .def_prop_ro("unicast_reason",
+                   [](PyCommunicator& self) { return self.get().unicast_reason(); })
       .def_prop_ro("poisoned", [](PyCommunicator& self) { return self.get().poisoned(); })
       .def("last_call",
            [](PyCommunicator& self) {
@@ -322,8 +336,7 @@ void BindSetUp(nb::class_<PyCommunicator>& communicator) {
              return times;
            })
       .def("trace", [](PyCommunicator& self, bool enable) { self.get().EnableTrace(enable); })
-      .def("take_trace", &TakeTrace)
-      .def("close", &PyCommunicator::Close, nb::call_guard<nb::gil_scoped_release>());
+      .def("take_trace", &TakeTrace);
 }
 
 }  // namespace
@@ -342,5 +355,6 @@ void BindCommunicator(nb::module_& m) {
       .def("lease", &Lease);
   nb::class_<PyCommunicator> communicator(m, "Communicator");
   BindSetUp(communicator);
+  BindProperties(communicator);
   BindCollectives(communicator);
 }

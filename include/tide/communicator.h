@@ -81,7 +81,7 @@ struct CommunicatorOptions {
   bool multicast = false;
   // Splits the ranks, node-major, into this many virtual nodes of one machine. Must divide them.
   int nodes = 1;
-  // How long any wait may take before it is an Error(kTimeout).
+  // How long a call, or a step of set-up, may take before it is an Error(kTimeout).
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
   AllGatherOptions all_gather;
   // staging.slot_bytes is the upper bound of one staging slot: what does not fit goes in chunks. 0:
@@ -222,7 +222,7 @@ class Communicator {
   void Barrier();
 
   // The floor: the data operations of the same program with all synchronisation removed. Not
-  // collective.
+  // collective once there is room for the group (Reserve, or an earlier call).
   void UnsynchronisedAllGather(const AllGatherCall& call);
   void UnsynchronisedReduceScatter(const ReduceScatterCall& call);
 

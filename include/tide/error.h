@@ -14,7 +14,7 @@ namespace tide {
 
 enum class ErrorCode {
   kInvalidArgument,  // the caller's mistake; nothing was changed
-  kMismatch,         // ranks disagree; raised on every rank before data moves
+  kMismatch,         // ranks disagree; raised on every rank, before what they sent is used
   kTimeout,          // a wait passed its deadline
   kPeerDead,         // a rank that others wait for has exited
   kOutOfMemory,      // a reservation does not fit; raised on every rank

@@ -41,7 +41,8 @@ struct AllGatherOptions {
   int contexts = 4;
   int64_t min_stripe_bytes = int64_t{256} << 10;
   // The shards lie packed in one symmetric region, so that the rail can read them in place.
-  // Otherwise they are copied or cast into the first slot of the receive stage (M > 1, L > 1).
+  // Otherwise they are copied or cast into the first slot of the receive stage (M > 1, L > 1). For
+  // planning alone: a communicator has no such region, and refuses it.
   bool resident = false;
   // One node: a cast runs beside the transfers. Its first part makes this many bytes, every further
   // one twice as many as the part before; each is sent when it is cast. 0: cast first, then send.

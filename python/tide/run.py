@@ -21,11 +21,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from tide.fsdp.enable import enable_model, is_enabled
+from tide.fsdp.group import COLLECTIVES
 from tide.fsdp.handle import Handle
-from tide.fsdp.options import Options
+from tide.fsdp.options import MODES, Options
 from tide.fsdp.report import Report
-
-_COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
 def _paths(report: Report) -> tuple[Any, ...]:
@@ -93,12 +92,12 @@ def hook_roots(options: Options) -> _Reporter:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tide.run", description=__doc__.split("\n")[0])
     parser.add_argument("--strict", action="store_true", help="fail instead of using torch's path")
-    parser.add_argument("--mode", default="auto", choices=("auto", "in_place", "slot_reuse"))
+    parser.add_argument("--mode", default="auto", choices=MODES)
     parser.add_argument("--timeout", type=float, help="seconds before a wait for a peer fails")
     parser.add_argument("--nodes", type=int, help="virtual nodes to split the ranks into")
     parser.add_argument(
         "--collectives",
-        default=",".join(_COLLECTIVES),
+        default=",".join(COLLECTIVES),
         help="comma-separated: all_gather, reduce_scatter",
     )
     parser.add_argument("script")

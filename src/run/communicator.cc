@@ -68,7 +68,12 @@ class Communicator::Impl {
       : options_(options),
         fabric_(std::move(fabric)),
         arena_(fabric_.get(), options.all_gather,
-               ForTopology(options.reduce_scatter, fabric_->topology())) {}
+               ForTopology(options.reduce_scatter, fabric_->topology())) {
+    if (options.all_gather.resident) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "all_gather.resident: expected false, shards lie where the caller has them");
+    }
+  }
 
   Fabric& fabric() { return *fabric_; }
   const Group& group(int id) const {
@@ -136,7 +141,7 @@ class Communicator::Impl {
     }
     // Banks alternate, so that a call's reads overlap the sends of the call before.
     const bool alternates = fabric_->topology().nodes > 1 && synchronised;
-    const int bank = alternates ? static_cast<int>(reduce_scatters_++ % 2) : 0;
+    const int bank = alternates ? static_cast<int>(reduce_scatters_ % 2) : 0;
     key_.Clear();
     key_.Add(static_cast<int64_t>(Collective::kReduceScatter));
     key_.Add(group.hash);
@@ -169,6 +174,7 @@ class Communicator::Impl {
       }
     });
     binding_.scale = call.scale;
+    if (alternates) ++reduce_scatters_;  // not before: a refused call changes nothing
     Execute(planned, StreamsOf({}, call.stream), call.group, &call.params, synchronised);
   }
 

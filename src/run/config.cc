@@ -50,7 +50,7 @@ ConfigRow Row(const char* name, const char* type, const char* default_value, std
 std::vector<ConfigRow> Table() {
   return {
       Row(kTimeout, "seconds", "the process group's",
-          "how long any wait may take before it is an error"),
+          "how long a call may take before it is an error"),
       Row(kMemoryLimit, "bytes", "none",
           "act as if only this much memory were available to all ranks of the machine, or on each "
           "GPU; all communicators of a process count"),

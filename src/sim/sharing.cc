@@ -9,9 +9,10 @@ namespace {
 
 // Levels that differ by rounding only are one.
 constexpr double kSame = 1 + 1e-9;
-// A flow with less than this to go has ended: more than rounding loses in an hour, and less than a
-// nanosecond on any link.
-constexpr double kLeftover = 1;
+// A flow with no more than this to go has ended: less than a nanosecond on any link.
+constexpr double kLeftoverBytes = 1;
+// Of the time now, which is rounded: what a flow moves in as much may be to go at its end.
+constexpr double kRounding = 4 * std::numeric_limits<double>::epsilon();
 
 }  // namespace
 
@@ -43,11 +44,14 @@ double Sharing::NextEnd() {
 std::vector<Sharing::Ended> Sharing::Finish(double now) {
   Settle(now);
   std::vector<Ended> ended;
+  const auto at_end = [now](const Active& active) {
+    return active.left <= std::max(kLeftoverBytes, active.rate * now * kRounding);
+  };
   for (const Active& active : active_) {
-    if (active.left <= kLeftover) ended.push_back({active.id, active.limited});
+    if (at_end(active)) ended.push_back({active.id, active.limited});
   }
   if (ended.empty()) return ended;
-  std::erase_if(active_, [](const Active& active) { return active.left <= kLeftover; });
+  std::erase_if(active_, at_end);
   stale_ = true;
   return ended;
 }

@@ -233,6 +233,8 @@ def fallbacks(context: Context) -> None:
     assert "CPU offload" in reasons(shard(offload_policy=CPUOffloadPolicy(pin_memory=False)))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float16)
     assert "torch.float16" in reasons(shard(mp_policy=half))
+    wide = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+    assert "reduction in torch.float64" in reasons(shard(mp_policy=wide))
     custom = shard()
     custom.set_custom_all_gather(_CustomAllGather())
     assert "custom all-gather _CustomAllGather" in reasons(custom)

@@ -134,7 +134,7 @@ def new_shards(context: Context, change: Callable[[nn.Module], None]) -> None:
         _by_an_optimizer,
     ],
 )
-def test_changed_shards_are_gathered(ranks: Ranks, change: Callable[[nn.Module], None]) -> None:
+def test_changed_shards_are_refreshed(ranks: Ranks, change: Callable[[nn.Module], None]) -> None:
     ranks(2).run(new_shards, change)
 
 
@@ -195,7 +195,7 @@ def changed_parameters(_context: Context, hidden: bool, who: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("who", [(0, 1), (1,)], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_changed_parameters_are_gathered(ranks: Ranks, hidden: bool, who: tuple[int, ...]) -> None:
+def test_changed_parameters_are_refreshed(ranks: Ranks, hidden: bool, who: tuple[int, ...]) -> None:
     ranks(2).run(changed_parameters, hidden, who)
 
 

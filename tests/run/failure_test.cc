@@ -244,5 +244,23 @@ TEST(BadInput, IsRefusedBeforeAnythingMoves) {
   });
 }
 
+// On several nodes calls alternate between two banks; a refused one takes none.
+TEST(BadInput, ARefusedReduceScatterChangesNothing) {
+  CommunicatorOptions options = Timeout(10);
+  options.nodes = 2;
+  RunCommunicators(4, options, [](Communicator& comm) {
+    const int group = comm.RegisterGroup("g", TwoParams());
+    ReduceOne(comm, group, 0);
+    if (comm.rank() == 0) EXPECT_THROW(ReduceOne(comm, group, 7), Error);
+    ReduceOne(comm, group, 1);
+  });
+}
+
+TEST(BadInput, ResidentShardsAreForPlanningAlone) {
+  CommunicatorOptions options = Timeout(10);
+  options.all_gather.resident = true;
+  EXPECT_THROW(RunCommunicators(2, options, [](Communicator&) {}), Error);
+}
+
 }  // namespace
 }  // namespace tide

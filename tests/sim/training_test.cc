@@ -200,5 +200,15 @@ TEST(Training, RefusesAStepWithoutLayersOrSlots) {
   EXPECT_THROW(Seconds(MakeLayer({1, 2}), step), Error);
 }
 
+// Times are rounded to more than a flow's last byte takes.
+TEST(Training, AStepOfHoursEnds) {
+  TrainingStep step;
+  step.layers = 40;
+  step.forward_s = 1000;
+  step.backward_s = 1000;
+  const double compute = 40 * (step.forward_s + step.backward_s);
+  EXPECT_NEAR(Seconds(MakeLayer({1, 2}), step), compute, 1);
+}
+
 }  // namespace
 }  // namespace tide

@@ -30,23 +30,13 @@ class CallRecorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.after_reduce: Callable[[], None] | None = None
-        self._originals: dict[str, Any] = {}
 
     def install(self) -> None:
         """Puts the wrappers on. They stay outermost as long as nobody patches later."""
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as target
 
         for name in NAMES:
-            self._originals[name] = getattr(target, name)
-            setattr(target, name, self._wrapped(name, self._originals[name]))
-
-    def uninstall(self) -> None:
-        """Puts back what `install` found."""
-        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as target
-
-        for name, original in self._originals.items():
-            setattr(target, name, original)
-        self._originals.clear()
+            setattr(target, name, self._wrapped(name, getattr(target, name)))
 
     def take(self) -> list[Call]:
         """Returns the calls since the last `take`."""

@@ -61,12 +61,10 @@ ALL_GATHER_RESULT_FIELDS: tuple[str, ...] = (
     "all_gather_input_split_sizes",
 )
 
-# Attributes of FSDPParam's class and of FSDPParamGroup's class that TIDE reads or calls.
-PARAM_METHODS: tuple[str, ...] = ("alloc_all_gather_outputs", "init_all_gather_outputs")
+# Attributes of FSDPParam's class and of FSDPParamGroup's class that TIDE reads, calls or replaces.
+PARAM_METHODS: tuple[str, ...] = ("alloc_all_gather_outputs",)
 GROUP_ATTRIBUTES: tuple[str, ...] = (
-    "unshard",
-    "wait_for_unshard",
-    "post_backward",
+    "is_unsharded",
     "_to_sharded",
     "_to_sharded_post_forward",
     "_backward_prefetch",

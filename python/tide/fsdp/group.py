@@ -235,9 +235,9 @@ class GroupState:
 
     def need(self) -> tuple[int, list[int], list[int], int]:
         """Returns the group id, what it reduces, and the gradients' and the output's dtypes."""
-        trainable = []
-        if self.path(REDUCE_SCATTER) == "tide":
-            trainable = [i for i, layout in enumerate(self.layouts) if layout.trainable]
+        if self.path(REDUCE_SCATTER) != "tide":
+            return self.gid, [], [], _core.F32
+        trainable = [i for i, layout in enumerate(self.layouts) if layout.trainable]
         grads = [self.gather_dtypes[i] for i in trainable]
         group = self.group_ref()
         reduced = group.mp_policy.reduce_dtype if group is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tide.fsdp import settings
 from tide.fsdp.group import COLLECTIVES
 
-_MODES = ("auto", "in_place", "slot_reuse")
+MODES = ("auto", "in_place", "slot_reuse")
 _MOST_SECONDS = 1e9  # 31 years; the core counts nanoseconds in 64 bits
 
 
@@ -38,8 +38,8 @@ class Options:
 
     def problem(self) -> str | None:
         """Returns what is wrong with the options, or None."""
-        if not _is_one_of(self.mode, _MODES):
-            return f"mode must be one of {', '.join(_MODES)}, not {self.mode!r}"
+        if not _is_one_of(self.mode, MODES):
+            return f"mode must be one of {', '.join(MODES)}, not {self.mode!r}"
         if not isinstance(self.strict, bool):
             return f"strict must be True or False, not {self.strict!r}"
         known = all(_is_one_of(name, COLLECTIVES) for name in self.collectives)

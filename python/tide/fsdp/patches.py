@@ -61,7 +61,12 @@ def _deviation() -> str | None:
 def unknown_torch() -> str | None:
     """Returns why TIDE does not know the installed FSDP2, or None if the contract fits."""
     deviation = _deviation()
-    return None if deviation is None else f"FSDP2 of this torch is not known to TIDE: {deviation}"
+    if deviation is None:
+        return None
+    return (
+        f"FSDP2 of this torch ({torch.__version__}) is not known to TIDE, which knows that of torch "
+        f"{contract.VERSIONS}: {deviation}"
+    )
 
 
 def parameter_names(name: str) -> tuple[str, ...]:

@@ -10,12 +10,11 @@ from typing import Any
 from tide import _core
 from tide.fsdp.errors import make_error
 
-# What ranks must have in common.
+# What ranks must have in common. Not the CTAs of a sum: its bits don't depend on them.
 _COMMON = (
     "TIDE_TIMEOUT",
     "TIDE_STAGING_SLOT",
     "TIDE_STAGING_SLOTS",
-    "TIDE_SUM_CTAS",
     "TIDE_CALIBRATE",
     "TIDE_KEEP_LANDINGS",
     "TIDE_LANDING_SLOTS",

@@ -20,7 +20,7 @@ ErrorContext Context(const Call& call, int rank, int peer) {
 Error MismatchError(const Call& call, int rank, int peer, const CallIdentity& theirs) {
   return {ErrorCode::kMismatch,
           machine::DescribeMismatch(call.identity, rank, theirs, peer, call.layout) +
-              ". No data was exchanged.",
+              ". Nothing that was sent is used.",
           Context(call, rank, peer)};
 }
 
@@ -47,13 +47,12 @@ Error TimeoutError(const Call& call, int rank, const Operation& blocked, int cul
   } else if (page.valid()) {
     theirs += fmt::format("rank {} has not entered any call. ", culprit);
   }
-  return {
-      ErrorCode::kTimeout,
-      fmt::format("rank {} waited {:.1f} s for rank {}'s '{}' signal in call {}, {}; {}Find out "
-                  "what keeps rank {}, or raise timeout= (TIDE_TIMEOUT).",
-                  rank, seconds, peer, Name(blocked.counter.kind), call.identity.sequence,
-                  call.identity.text, theirs, culprit),
-      Context(call, rank, culprit)};
+  return {ErrorCode::kTimeout,
+          fmt::format("rank {} waits for rank {}'s '{}' signal in call {}, {}, which has taken its "
+                      "{:.1f} s; {}Find out what keeps rank {}, or raise timeout= (TIDE_TIMEOUT).",
+                      rank, peer, Name(blocked.counter.kind), call.identity.sequence,
+                      call.identity.text, seconds, theirs, culprit),
+          Context(call, rank, culprit)};
 }
 
 }  // namespace tide::host

@@ -15,8 +15,8 @@
 
 namespace tide::host {
 
-// Peers are at most one call ahead: a rank leaves a call only after every peer has compared that
-// call's entry.
+// A rank leaves call n only when every rank has published n, and so publishes n + 1 only then: n is
+// still there while anyone compares it.
 inline constexpr int kCallRing = 2;
 
 // One counter a cache line: producers on different cores do not share lines.
@@ -28,8 +28,8 @@ struct ControlHeader {
   uint64_t nonce;  // random, written by the owner: a peer that reads it really shares the memory
   alignas(64) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
-  // Published before the entry counters are raised; Executor::CompareCall reads after it has seen
-  // them.
+  // Published before the first counter of the call is raised; Executor::CompareCall reads after it
+  // has seen one, or the call's number.
   machine::CallRing<kCallRing> calls;
   alignas(64) std::atomic<int32_t> awaited;  // 1 + whom the owner waits for, or 0
   std::atomic<int64_t> awaited_at;           // when it last said so: steady clock, ns

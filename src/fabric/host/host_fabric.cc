@@ -121,11 +121,18 @@ std::shared_ptr<Segment> HostFabric::Share(int64_t bytes, const std::string& lab
   mine.SetText(label);
   std::unique_ptr<Error> error;
   machine::FileDescriptor memory;
+  const bool holds = segment->HolderOf(rank()) == rank();
   try {
     const Need need = NeedOf(bytes, topology(), label, kind);
     segment->reserved = budget_.Take(need.bytes, need.text);  // the same on ranks that hold none
-    if (segment->HolderOf(rank()) == rank()) {
-      CheckMemory(need);
+    if (holds) CheckMemory(need);
+  } catch (const Error& failure) {
+    error = std::make_unique<Error>(failure);
+  }
+  // Nobody takes memory before everybody has looked how much there is for all.
+  sockets_.Agree(error.get(), what);
+  try {
+    if (holds) {
       memory = machine::CreateMemory(bytes, label);
       segment->mappings[self] = machine::Mapping(memory.get(), bytes, machine::MapKind::kShared);
       if (nonce != 0) std::memcpy(segment->mappings[self].data(), &nonce, sizeof nonce);

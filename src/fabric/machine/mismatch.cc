@@ -55,7 +55,11 @@ std::string DescribeMismatch(const CallIdentity& ours, int rank, const CallIdent
   }
   const std::string only_a = OnlyIn(*layout, a, b);
   const std::string only_b = OnlyIn(*layout, b, a);
-  if (only_a.empty() && only_b.empty()) return text + "; their dtypes, landing or output differ";
+  if (only_a.empty() && only_b.empty()) {
+    return text +
+           "; their shapes, dtypes, landing, output, scale or options differ; expected the same "
+           "arguments and TIDE_* variables on every rank";
+  }
   if (!only_a.empty()) text += fmt::format("; only rank {} has a gradient of {}", rank_a, only_a);
   if (!only_b.empty()) text += fmt::format("; only rank {} has a gradient of {}", rank_b, only_b);
   return text +

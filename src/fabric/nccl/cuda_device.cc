@@ -96,6 +96,11 @@ class ZeroKernel final : public Kernel {
   const int ctas_;
 };
 
+struct StreamDeleter {
+  void operator()(Stream stream) const { cudaStreamDestroy(ToCuda(stream)); }
+};
+using OwnedStream = std::unique_ptr<void, StreamDeleter>;
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, int sum_ctas) : index_(index), sum_ctas_(sum_ctas) {
@@ -199,22 +204,21 @@ class CudaDevice final : public Device {
   }
 
   void Clear(void* address, int64_t bytes) override {
-    const Stream stream = CreateStream();
-    CheckCuda(cudaMemsetAsync(address, 0, static_cast<size_t>(bytes), ToCuda(stream)),
+    const OwnedStream stream = MakeStream();
+    CheckCuda(cudaMemsetAsync(address, 0, static_cast<size_t>(bytes), ToCuda(stream.get())),
               "clearing a segment");
-    CheckCuda(cudaStreamSynchronize(ToCuda(stream)), "clearing a segment");
-    DestroyStream(stream);
+    CheckCuda(cudaStreamSynchronize(ToCuda(stream.get())), "clearing a segment");
   }
   void Read(void* host, const void* address, int64_t bytes) override {
-    const Stream stream = CreateStream();
+    const OwnedStream stream = MakeStream();
     CheckCuda(cudaMemcpyAsync(host, address, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
-                              ToCuda(stream)),
+                              ToCuda(stream.get())),
               "reading counters");
-    CheckCuda(cudaStreamSynchronize(ToCuda(stream)), "reading counters");
-    DestroyStream(stream);
+    CheckCuda(cudaStreamSynchronize(ToCuda(stream.get())), "reading counters");
   }
 
  private:
+  OwnedStream MakeStream() { return OwnedStream(CreateStream()); }
   int Attribute(cudaDeviceAttr attribute) const {
     int value = 0;
     CheckCuda(cudaDeviceGetAttribute(&value, attribute, index_), "asking for an attribute");

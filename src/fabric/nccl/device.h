@@ -4,7 +4,8 @@
 // Everything above this file is plain C++: it builds without a CUDA toolkit and is tested with a
 // fake that executes on host memory (tests/fabric/nccl). cuda_device.cc and nccl_library.cc are the
 // real thing. Streams and events are opaque handles. All functions enqueue and return, unless they
-// say otherwise, and throw tide::Error. One thread at a time, Device::Finished excepted.
+// say otherwise, and throw tide::Error. One thread at a time, but for the watchdog's, which calls
+// Device::MakeCurrent, Finished and Read beside it.
 #ifndef TIDE_FABRIC_NCCL_DEVICE_H_
 #define TIDE_FABRIC_NCCL_DEVICE_H_
 

@@ -46,7 +46,9 @@ void CheckMulticastWanted(const CommunicatorOptions& options) {
     if (value == nullptr || std::strcmp(value, off) != 0) continue;
     throw Error(ErrorCode::kUnsupported, fmt::format("switched off by {}={}", name, off));
   }
-  if (!options.multicast) throw Error(ErrorCode::kUnsupported, "TIDE_MULTICAST=on asks for it");
+  if (!options.multicast) {
+    throw Error(ErrorCode::kUnsupported, "off by default; TIDE_MULTICAST=on asks for it");
+  }
 }
 
 // The caller's memory where it gives some, else NCCL's own.

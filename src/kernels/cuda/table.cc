@@ -49,11 +49,9 @@ class PartBuilder {
   bool Add(const SumItem& item) {
     const size_t n_bases = part_.bases.size();
     std::vector<TableOperand> added;
-    added.push_back(MakeOperand(item.dst, item.dst_dtype));
-    for (const Operand& source : item.sources) {
-      added.push_back(MakeOperand(source, item.src_dtype));
-    }
-    for (const Operand& copy : item.copies) added.push_back(MakeOperand(copy, item.dst_dtype));
+    added.push_back(MakeOperand(item.dst));
+    for (const Operand& source : item.sources) added.push_back(MakeOperand(source));
+    for (const Operand& copy : item.copies) added.push_back(MakeOperand(copy));
     if (part_.bases.size() > max_bases_) {
       for (size_t slot = n_bases; slot < part_.bases.size(); ++slot)
         slots_.erase(part_.bases[slot]);
@@ -61,6 +59,7 @@ class PartBuilder {
       part_.alignments.resize(n_bases);
       return false;
     }
+    Align(item, added);
     items_.push_back({item.elems, part_.n_tiles, static_cast<uint32_t>(operands_.size()),
                       static_cast<uint32_t>(item.copies.size()),
                       static_cast<uint16_t>(item.sources.size()), item.dst_dtype, item.src_dtype});
@@ -80,16 +79,22 @@ class PartBuilder {
   }
 
  private:
-  TableOperand MakeOperand(const Operand& operand, DType dtype) {
+  TableOperand MakeOperand(const Operand& operand) {
     const auto [at, fresh] =
         slots_.try_emplace(operand.base, static_cast<uint32_t>(part_.bases.size()));
     if (fresh) {
       part_.bases.push_back(operand.base);
       part_.alignments.push_back(1);
     }
-    size_t& alignment = part_.alignments[at->second];
-    alignment = std::max(alignment, ItemSize(dtype));
     return {operand.offset, at->second, 0};
+  }
+
+  void Align(const SumItem& item, const std::vector<TableOperand>& operands) {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const bool source = i > 0 && i <= item.sources.size();
+      size_t& alignment = part_.alignments[operands[i].base];
+      alignment = std::max(alignment, ItemSize(source ? item.src_dtype : item.dst_dtype));
+    }
   }
 
   // Each table starts at a multiple of 16 bytes.
