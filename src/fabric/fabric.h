@@ -32,8 +32,8 @@ struct Binding {
 inline constexpr int kNamedParams = 1024;
 inline constexpr int kCallTextBytes = 232;
 
-// Who calls what: published at entry, and compared by every peer before it uses what this rank sent.
-// Plain data: it is copied into shared memory.
+// Who calls what: published at entry, and compared by every peer before it uses what this rank has
+// sent. Plain data: it is copied into shared memory.
 struct CallIdentity {
   uint64_t sequence = 0;
   uint64_t key = 0;

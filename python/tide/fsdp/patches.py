@@ -64,7 +64,7 @@ def unknown_torch() -> str | None:
     if deviation is None:
         return None
     return (
-        f"FSDP2 of this torch ({torch.__version__}) is not known to TIDE, which knows that of torch "
+        f"FSDP2 of this torch ({torch.__version__}) is not known to TIDE, which knows that of "
         f"{contract.VERSIONS}: {deviation}"
     )
 
