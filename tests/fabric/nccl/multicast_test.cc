@@ -81,7 +81,8 @@ TEST(NcclMulticastCapability, IsThere) {
 
 TEST(NcclMulticastCapability, OnlyIfAskedFor) {
   const Outcome outcome = Make([](FakeWorld&) {}, 2, false);
-  EXPECT_EQ(outcome.reason(), "multicast inside a node: off by default; TIDE_MULTICAST=on asks for it");
+  EXPECT_EQ(outcome.reason(),
+            "multicast inside a node: off by default; TIDE_MULTICAST=on asks for it");
   EXPECT_EQ(outcome.objects, 0);
 }
 
