@@ -251,7 +251,9 @@ TEST(BadInput, ARefusedReduceScatterChangesNothing) {
   RunCommunicators(4, options, [](Communicator& comm) {
     const int group = comm.RegisterGroup("g", TwoParams());
     ReduceOne(comm, group, 0);
-    if (comm.rank() == 0) EXPECT_THROW(ReduceOne(comm, group, 7), Error);
+    if (comm.rank() == 0) {
+      EXPECT_THROW(ReduceOne(comm, group, 7), Error);
+    }
     ReduceOne(comm, group, 1);
   });
 }
