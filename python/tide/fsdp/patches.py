@@ -65,7 +65,7 @@ def unknown_torch() -> str | None:
         return None
     return (
         f"FSDP2 of this torch ({torch.__version__}) is not known to TIDE, which knows that of "
-        f"{contract.VERSIONS}: {deviation}"
+        f"torch {contract.VERSIONS}: {deviation}"
     )
 
 
