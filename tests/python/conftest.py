@@ -13,6 +13,8 @@ for path in (_HERE, _HERE.parent.parent / "python"):
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
 
+import fsdp_models  # noqa: E402
+import gpu_models  # noqa: E402
 from spawn import RankGroup  # noqa: E402
 
 
@@ -26,6 +28,8 @@ def ranks() -> Iterator[Callable[[int], RankGroup]]:
     groups: dict[int, RankGroup] = {}
 
     def get(world: int) -> RankGroup:
+        if fsdp_models.DEVICE == "cuda" and (reason := gpu_models.missing(world)) is not None:
+            pytest.skip(reason)
         return groups.setdefault(world, RankGroup(world))
 
     yield get

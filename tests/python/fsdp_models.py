@@ -1,19 +1,26 @@
-"""Models and the comparison of a run on TIDE with a run on torch's own path."""
+"""Models and the comparison of a run on TIDE with a run on torch's own path.
+
+On CPUs, or with TIDE_TEST_DEVICE=cuda on GPUs, which ranks may share.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import gpu_models
 import tide
 import torch
+import torch.distributed as dist
 from spawn import Context
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")
 BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
@@ -70,11 +77,10 @@ class Setup:
         """Returns a sharded model; the same weights every time."""
         torch.manual_seed(7)
         model = nn.Sequential(*[Block() for _ in range(self.blocks)], nn.Linear(WIDTH, 11))
-        model.to(self.dtype)
+        model.to(DEVICE, self.dtype)
         if self.edit is not None:
             self.edit(model)
-        mesh = cpu_mesh()
-        shared: dict[str, Any] = {"mesh": mesh, "mp_policy": self.policy}
+        shared: dict[str, Any] = {"mesh": mesh(), "mp_policy": self.policy}
         if self.placement is not None:
             shared["shard_placement_fn"] = self.placement
         for block in list(model)[:-1]:
@@ -84,11 +90,14 @@ class Setup:
         return model
 
 
-def cpu_mesh() -> DeviceMesh:
+def mesh() -> DeviceMesh:
     """Returns the mesh over all ranks; the same object every time."""
     global _mesh
-    if _mesh is None:
-        _mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    if _mesh is None and DEVICE == "cpu":
+        _mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    elif _mesh is None:
+        _mesh = gpu_models.mesh(Context(dist.get_rank(), dist.get_world_size()))
+        torch.use_deterministic_algorithms(True, warn_only=True)
     return _mesh
 
 
@@ -97,13 +106,13 @@ _mesh: DeviceMesh | None = None
 
 def new_cpu_mesh() -> DeviceMesh:
     """Returns a mesh over all ranks that no communicator of TIDE's has seen yet."""
-    return DeviceMesh.from_group(torch.distributed.new_group(), "cpu")
+    return DeviceMesh.from_group(dist.new_group(), "cpu")
 
 
 def batch(context: Context, step: int, rows: int = 6) -> torch.Tensor:
     """Returns this rank's input of a step."""
     generator = torch.Generator().manual_seed(1000 * step + context.rank)
-    return torch.randn(rows, WIDTH, generator=generator)
+    return torch.randn(rows, WIDTH, generator=generator).to(DEVICE)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,8 +175,8 @@ Drive = Callable[[Run], None]
 
 
 def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    """Returns the optimizer of most tests."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+    """Returns the optimizer of most tests; it does not magnify rounding of gradients near zero."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, **{"eps": 1e-4, **options})
 
 
 def train(run: Run) -> None:

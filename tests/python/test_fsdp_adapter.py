@@ -228,7 +228,7 @@ def fallbacks(context: Context) -> None:
 
     def shard(**options: object) -> nn.Module:
         torch.manual_seed(0)
-        return fully_shard(nn.Linear(4, 4), **{"mesh": fm.cpu_mesh(), **options})
+        return fully_shard(nn.Linear(4, 4), **{"mesh": fm.mesh(), **options})
 
     assert "CPU offload" in reasons(shard(offload_policy=CPUOffloadPolicy(pin_memory=False)))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float16)
@@ -238,7 +238,7 @@ def fallbacks(context: Context) -> None:
     custom = shard()
     custom.set_custom_all_gather(_CustomAllGather())
     assert "custom all-gather _CustomAllGather" in reasons(custom)
-    double = fully_shard(nn.Linear(4, 4).double(), mesh=fm.cpu_mesh())
+    double = fully_shard(nn.Linear(4, 4).double(), mesh=fm.mesh())
     assert _failure(lambda: tide.enable(double, strict=True)).code == "unsupported"
 
 

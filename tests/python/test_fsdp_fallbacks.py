@@ -88,7 +88,7 @@ def extension(context: Context) -> None:
     def build() -> nn.Module:
         model = nn.Linear(fm.WIDTH, 6, bias=False)
         model.weight = nn.Parameter(Bf16Gather(model.weight.detach()))
-        return fully_shard(model, mesh=fm.cpu_mesh(), mp_policy=fm.BF16_POLICY)
+        return fully_shard(model, mesh=fm.mesh(), mp_policy=fm.BF16_POLICY)
 
     _falls_back(context, build, "tensor extension on weight")
 
@@ -126,7 +126,7 @@ def another_machine(context: Context) -> None:
     """Rank 1 in a network of its own, where it hears no Unix socket; gloo is connected already."""
     if context.rank == 1 and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
-    build = functools.partial(_linear, fm.cpu_mesh())
+    build = functools.partial(_linear, fm.mesh())
     _falls_back(context, build, "not one node: ranks 0 and 1 do not share one machine's memory")
 
 

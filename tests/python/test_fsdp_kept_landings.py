@@ -171,7 +171,7 @@ def _moving_gradient(
 ) -> tuple[torch.Tensor, int]:
     torch.manual_seed(3)
     model = _Chain(hidden, ranks)
-    fully_shard(model.moving, mesh=fm.cpu_mesh(), reshard_after_forward=True)
+    fully_shard(model.moving, mesh=fm.mesh(), reshard_after_forward=True)
     handle = None
     if through_tide:
         handle = tide.enable(model, strict=True)

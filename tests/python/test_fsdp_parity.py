@@ -10,6 +10,7 @@ import pytest
 import torch
 from spawn import Context, RankGroup
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 Ranks = Callable[[int], RankGroup]
 
@@ -104,6 +105,9 @@ def unused_zeros(context: Context) -> None:
     fm.parity(context, fm.Setup(edit=_unused), drive)
 
 
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="expected torch 2.13"
+)
 def test_zero_gradients_of_unused_parameters(ranks: Ranks) -> None:
     ranks(2).run(unused_zeros)
 
@@ -178,7 +182,7 @@ class _NestedSetup(fm.Setup):
         torch.manual_seed(7)
         model = nn.Sequential(_Nested(), _Nested(), nn.Linear(fm.WIDTH, 11))
         for module in (model[0].inner, model[1].inner, model[0], model[1], model):
-            fully_shard(module, mesh=fm.cpu_mesh(), mp_policy=self.policy)
+            fully_shard(module, mesh=fm.mesh(), mp_policy=self.policy)
         return model
 
 
@@ -196,9 +200,9 @@ class _GroupedSetup(fm.Setup):
 
         torch.manual_seed(7)
         model = nn.Sequential(*[fm.Block() for _ in range(4)], nn.Linear(fm.WIDTH, 11))
-        fully_shard([model[0], model[1]], mesh=fm.cpu_mesh(), mp_policy=self.policy)
-        fully_shard([model[2], model[3]], mesh=fm.cpu_mesh(), mp_policy=self.policy)
-        fully_shard(model, mesh=fm.cpu_mesh(), mp_policy=self.policy)
+        fully_shard([model[0], model[1]], mesh=fm.mesh(), mp_policy=self.policy)
+        fully_shard([model[2], model[3]], mesh=fm.mesh(), mp_policy=self.policy)
+        fully_shard(model, mesh=fm.mesh(), mp_policy=self.policy)
         return model
 
 

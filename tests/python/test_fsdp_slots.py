@@ -147,7 +147,7 @@ def reuse(context: Context) -> None:
     for turn in range(6):
         model = fm.Setup(reshard=False).build()
         handle = tide.enable(model, strict=True)
-        channel = channel or channel_for(fm.cpu_mesh().get_group(), torch.device("cpu"))
+        channel = channel or channel_for(fm.mesh().get_group(), torch.device("cpu"))
         model(fm.batch(context, 0)).sum().backward()
         model(fm.batch(context, 0))  # leaves parameters unsharded
         if turn % 2:
