@@ -80,6 +80,9 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm --format=csv
 check 1
 check 2
 step check-fsdp 300 "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_fsdp_gpu.py
+# The suites that compare a run on TIDE with one on torch's own path, on GPUs; two slots, as on CPUs.
+TEST_DEVICE=cuda TIDE_LANDING_SLOTS=2 step check-fsdp-parity 400 "$python" -m pytest -q -rs \
+  -p no:cacheprovider tests/python/test_fsdp_{random,parity,training,kept_landings,prefetch}.py
 
 bench all-gather-llama70b 90 all-gather --preset llama70b-layer
 bench reduce-scatter-llama70b 90 reduce-scatter --preset llama70b-layer

@@ -1,6 +1,6 @@
 """Models and the comparison of a run on TIDE with a run on torch's own path.
 
-On CPUs, or with TIDE_TEST_DEVICE=cuda on GPUs, which ranks may share.
+On CPUs, or with TEST_DEVICE=cuda on GPUs, which ranks may share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-DEVICE = os.environ.get("TIDE_TEST_DEVICE", "cpu")
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
@@ -113,6 +113,12 @@ def batch(context: Context, step: int, rows: int = 6) -> torch.Tensor:
     """Returns this rank's input of a step."""
     generator = torch.Generator().manual_seed(1000 * step + context.rank)
     return torch.randn(rows, WIDTH, generator=generator).to(DEVICE)
+
+
+def settle_shards() -> None:
+    """After a write to shards behind a forward: FSDP2 waits for shards before forwards only."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -115,6 +115,7 @@ def new_shards(context: Context, change: Callable[[nn.Module], None]) -> None:
             loss = run.model(fm.batch(context, step)).float().pow(2).mean()
             with torch.no_grad():
                 change(run.model[_BLOCKS - 1])
+            fm.settle_shards()
             loss.backward()
             run.note(f"step {step} grad", fm.snapshot(run.model, "grad"))
             run.model.zero_grad()
@@ -186,16 +187,21 @@ def _moving_gradient(
 
 
 def changed_parameters(_context: Context, hidden: bool, who: tuple[int, ...]) -> None:
-    """An unsharded parameter that the forward changes in place is found by the comparison."""
+    """An unsharded parameter that the forward changes in place is found by the comparison.
+
+    On GPUs it is gathered if version counters tell.
+    """
     expected, _ = _moving_gradient(through_tide=False, hidden=hidden, ranks=who)
     found, refreshed = _moving_gradient(through_tide=True, hidden=hidden, ranks=who)
     assert torch.equal(found, expected)
-    assert refreshed == 2
+    assert refreshed == (0 if fm.DEVICE == "cuda" and not hidden else 2)
 
 
 @pytest.mark.parametrize("who", [(0, 1), (1,)], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_changed_parameters_are_refreshed(ranks: Ranks, hidden: bool, who: tuple[int, ...]) -> None:
+    if fm.DEVICE == "cuda" and len(who) == 1 and not hidden:
+        pytest.skip("on GPUs all ranks must write")
     ranks(2).run(changed_parameters, hidden, who)
 
 

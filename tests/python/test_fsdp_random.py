@@ -45,8 +45,7 @@ class _Program:
         loss = self.run.model(fm.batch(self.run.context, self.step)).float().pow(2).mean()
         for shard in self.random.choice(self.shards):
             shard.mul_(1.01)
-        if fm.DEVICE == "cuda":
-            torch.cuda.synchronize()  # FSDP2 waits for shards before the forward only
+        fm.settle_shards()
         loss.backward()
         self.optimizer.zero_grad()
         self.train()
