@@ -2,7 +2,7 @@
 # Checks the collectives on the GPUs of this machine, then runs every bench, one after the other,
 # within LIMIT seconds. What fails or takes too long does not stop the others.
 #
-#   bench/gpus.sh [PATTERN]    only what has PATTERN in its name: check, llama, interference, train, ...
+#   bench/gpus.sh [PATTERN]    only what has PATTERN in its name: check, llama, train, parity, ...
 #
 # PYTHON  an interpreter with torch for CUDA (default .venv/bin/python, else python3); tide is
 #         taken from this checkout, where python/tide/_core*.so must have been built for it
@@ -80,9 +80,6 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm --format=csv
 check 1
 check 2
 step check-fsdp 300 "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_fsdp_gpu.py
-# The suites that compare a run on TIDE with one on torch's own path, on GPUs; two slots, as on CPUs.
-TEST_DEVICE=cuda TIDE_LANDING_SLOTS=2 step check-fsdp-parity 400 "$python" -m pytest -q -rs \
-  -p no:cacheprovider tests/python/test_fsdp_{random,parity,training,kept_landings,prefetch}.py
 
 bench all-gather-llama70b 90 all-gather --preset llama70b-layer
 bench reduce-scatter-llama70b 90 reduce-scatter --preset llama70b-layer
@@ -103,6 +100,11 @@ bench train-dense 300 train --preset dense --tokens 1024,2048,4096
 TIDE_SUM_CTAS=132 bench reduce-scatter-llama70b-132-ctas 60 reduce-scatter --preset llama70b-layer
 TIDE_STAGING_SLOT=$((4 << 30)) \
   bench reduce-scatter-llama70b-one-chunk 60 reduce-scatter --preset llama70b-layer
+
+# Last, since they are long: suites that compare a run on TIDE with one on torch's own path. Their
+# refreshes are counted for two slots, as on CPUs.
+TEST_DEVICE=cuda TIDE_LANDING_SLOTS=2 step parity-fsdp 400 "$python" -m pytest -q -rs \
+  -p no:cacheprovider tests/python/test_fsdp_{random,parity,training,kept_landings,prefetch}.py
 
 [ "${#failed[@]}" -eq 0 ] || {
   printf 'gpus: failed: %s\n' "${failed[@]}" >&2
