@@ -46,6 +46,7 @@ nb::list ConfigRows() {
     item["type"] = row.type;
     item["default"] = row.default_value;
     item["doc"] = row.doc;
+    item["common"] = row.common;
     item["value"] = row.value;
     item["source"] = row.source;
     item["number"] = row.number;

@@ -15,9 +15,10 @@ namespace tide {
 
 struct ConfigRow {
   std::string name;
-  std::string type;  // "bytes", "seconds", "count", "word", "folder", "file"
+  std::string type;  // "bytes", "seconds", "count", "switch", "word", "folder", "file"
   std::string default_value;
   std::string doc;
+  bool common = false;  // the same on all ranks, or enabling fails
   std::string value;   // what is in force
   std::string source;  // "default" or "environment"
   // Of bytes, seconds (at most 1e9, which is for ever) or things; empty if not set or not valid.

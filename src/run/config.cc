@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "tide/error.h"
@@ -16,21 +17,6 @@
 namespace tide {
 namespace {
 
-constexpr const char* kTimeout = "TIDE_TIMEOUT";
-constexpr const char* kMemoryLimit = "TIDE_MEMORY_LIMIT";
-constexpr const char* kStagingSlot = "TIDE_STAGING_SLOT";
-constexpr const char* kStagingSlots = "TIDE_STAGING_SLOTS";
-constexpr const char* kSumCtas = "TIDE_SUM_CTAS";
-constexpr const char* kCalibrate = "TIDE_CALIBRATE";
-constexpr const char* kKeepLandings = "TIDE_KEEP_LANDINGS";
-constexpr const char* kLandingSlots = "TIDE_LANDING_SLOTS";
-constexpr const char* kMulticast = "TIDE_MULTICAST";
-constexpr const char* kCache = "TIDE_CACHE";
-constexpr const char* kNcclLibrary = "TIDE_NCCL_LIBRARY";
-constexpr const char* kNodes = "TIDE_NODES";
-constexpr const char* kPlacement = "TIDE_PLACEMENT";
-constexpr const char* kRoundWidth = "TIDE_ROUND_WIDTH";
-constexpr const char* kPasses = "TIDE_PASSES";
 // 31 years, for a number that means "for ever": as nanoseconds it fits into 64 bits.
 constexpr double kMostSeconds = 1e9;
 
@@ -43,104 +29,159 @@ constexpr StagingOptions kGpuStaging = {.slot_bytes = int64_t{128} << 20,
 
 constexpr int64_t kGpuFirstCastBytes = int64_t{8} << 20;
 
-ConfigRow Row(const char* name, const char* type, const char* default_value, std::string doc) {
-  return {name, type, default_value, std::move(doc), default_value, "default", std::nullopt, ""};
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
 }
 
-std::vector<ConfigRow> Table() {
+// A TIDE_* variable: all that is known of it.
+struct Variable {
+  const char* name;
+  const char* type;
+  const char* default_value;
+  std::string doc;
+  // Null if others read it: the adapter, say. Called with a valid number, or the word.
+  void (*set)(CommunicatorOptions*, const ConfigRow&) = nullptr;
+  bool common = false;
+  double least = 0, most = std::numeric_limits<double>::infinity();  // of a number
+};
+
+int Count(const ConfigRow& row) { return static_cast<int>(*row.number); }
+int64_t Bytes(const ConfigRow& row) { return static_cast<int64_t>(*row.number); }
+constexpr bool kCommon = true;
+
+void SetTimeout(CommunicatorOptions* options, const ConfigRow& row) {
+  options->timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(*row.number));
+}
+
+void SetStagingSlot(CommunicatorOptions* options, const ConfigRow& row) {
+  options->reduce_scatter.staging.slot_bytes = Bytes(row);
+  options->reduce_scatter.staging.node_bytes = 0;
+}
+
+// All but the CTAs of a sum that change what ranks do are common: a sum's bits don't depend on
+// them.
+std::vector<Variable> Variables() {
+  using Options = CommunicatorOptions;
+  using Row = ConfigRow;
   return {
-      Row(kTimeout, "seconds", "the process group's",
-          "how long a call may take before it is an error"),
-      Row(kMemoryLimit, "bytes", "none",
-          "act as if only this much memory were available to all ranks of the machine, or on each "
-          "GPU; all communicators of a process count"),
-      Row(kStagingSlot, "bytes", "none; on GPUs 128 MiB, 512 MiB over a node",
-          "upper bound of a reduce-scatter staging slot; larger calls go in chunks"),
-      Row(kStagingSlots, "count", "1; 4 on GPUs", "n_stg: staging slots for each sibling"),
-      Row(kSumCtas, "count", "calibrated, or a quarter of the multiprocessors",
-          "CTAs of a sum on a GPU"),
-      Row(kCalibrate, "word", "on",
-          "off: without TIDE_SUM_CTAS sums take a quarter of the multiprocessors; nothing is "
-          "measured"),
-      Row(kKeepLandings, "word", "on",
-          "off: a backward gathers also what lies where the forward has left it; on several nodes "
-          "it always does"),
-      Row(kLandingSlots, "count", "2; in place on GPUs of one node up to 4",
-          "landing slots of the layers that FSDP2 reshards after forward, at least 2; as many of "
-          "the "
-          "last ones are kept for the backward"),
-      Row(kMulticast, "word", "off",
-          "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet"),
-      Row(kNodes, "count", "1", "virtual nodes that the ranks of one machine are split into"),
-      Row(kPlacement, "word", "direct", "where partials of other nodes land: direct, latin_square"),
-      Row(kRoundWidth, "count", "2",
-          "k: reduce-scatter transfers between nodes under way together; of M nodes at most M - 1 "
-          "are"),
-      Row(kPasses, "count", "1",
-          fmt::format("n_part: passes of a reduce-scatter over several nodes, at most {}; ignored "
-                      "by groups on one node",
-                      kMostPasses)),
-      Row(kCache, "folder", "~/.cache/tide",
-          "where the file compiled against torch, a private NCCL and calibrations are kept"),
-      Row(kNcclLibrary, "file", "that of `tide nccl install`, or the loaded one",
-          "libnccl.so.2 of 2.31.2 or newer for the collectives on GPUs"),
+      {"TIDE_TIMEOUT", "seconds", "the process group's",
+       "how long a call may take before it is an error", SetTimeout, kCommon},
+      {"TIDE_MEMORY_LIMIT", "bytes", "none",
+       "act as if only this much memory were available to all ranks of the machine, or on each "
+       "GPU; all communicators of a process count",
+       [](Options* options, const Row& row) { options->memory_limit_bytes = Bytes(row); }},
+      {"TIDE_STAGING_SLOT", "bytes", "none; on GPUs 128 MiB, 512 MiB over a node",
+       "upper bound of a reduce-scatter staging slot; larger calls go in chunks", SetStagingSlot,
+       kCommon},
+      {"TIDE_STAGING_SLOTS", "count", "1; 4 on GPUs", "n_stg: staging slots for each sibling",
+       [](Options* options, const Row& row) { options->reduce_scatter.staging.slots = Count(row); },
+       kCommon},
+      {"TIDE_SUM_CTAS", "count", "calibrated, or a quarter of the multiprocessors",
+       "CTAs of a sum on a GPU",
+       [](Options* options, const Row& row) { options->sum_ctas = Count(row); }},
+      {"TIDE_CALIBRATE", "switch", "on",
+       "off: without TIDE_SUM_CTAS sums take a quarter of the multiprocessors; nothing is measured",
+       nullptr, kCommon},
+      {"TIDE_KEEP_LANDINGS", "switch", "on",
+       "off: a backward gathers also what lies where the forward has left it; on several nodes it "
+       "always does",
+       nullptr, kCommon},
+      {"TIDE_LANDING_SLOTS", "count", "2; in place on GPUs of one node up to 4",
+       "landing slots of the layers that FSDP2 reshards after forward, at least 2; as many of the "
+       "last ones are kept for the backward",
+       nullptr, kCommon, 2},
+      {"TIDE_MULTICAST", "switch", "off",
+       "on: use a switch's multicast inside a node where NCCL has it; has run on no GPU yet",
+       [](Options* options, const Row& row) { options->multicast = row.value == "on"; }},
+      {"TIDE_NODES", "count", "1", "virtual nodes that the ranks of one machine are split into",
+       [](Options* options, const Row& row) { options->nodes = Count(row); }, kCommon},
+      {"TIDE_PLACEMENT", "word", "direct",
+       "where partials of other nodes land: direct, latin_square",
+       [](Options* options, const Row& row) {
+         options->reduce_scatter.placement = ParsePlacement(row.value);
+       },
+       kCommon},
+      {"TIDE_ROUND_WIDTH", "count", "2",
+       "k: reduce-scatter transfers between nodes under way together; of M nodes at most M - 1 are",
+       [](Options* options, const Row& row) { options->reduce_scatter.round_width = Count(row); },
+       kCommon},
+      {"TIDE_PASSES", "count", "1",
+       fmt::format("n_part: passes of a reduce-scatter over several nodes, at most {}; ignored by "
+                   "groups on one node",
+                   kMostPasses),
+       [](Options* options, const Row& row) { options->reduce_scatter.passes = Count(row); },
+       kCommon, 0, kMostPasses},
+      {"TIDE_CACHE", "folder", "~/.cache/tide",
+       "where the file compiled against torch, a private NCCL and calibrations are kept"},
+      {"TIDE_NCCL_LIBRARY", "file", "that of `tide nccl install`, or the loaded one",
+       "libnccl.so.2 of 2.31.2 or newer for the collectives on GPUs"},
   };
 }
 
 // Bytes and counts are whole; 2^53 is the last whole number that a double holds for sure.
-void ParseNumber(ConfigRow* row) {
+void ParseNumber(const Variable& variable, ConfigRow* row) {
   char* end = nullptr;
   const double number = std::strtod(row->value.c_str(), &end);
-  const bool count = row->type == "count";
+  const bool count = row->type == "count", seconds = row->type == "seconds";
   const bool whole = number == std::floor(number) && number < (count ? 0x1p31 : 0x1p53);
-  if (*end == '\0' && std::isfinite(number) && number > 0 && (row->type == "seconds" || whole)) {
-    row->number = row->type == "seconds" ? std::min(number, kMostSeconds) : number;
+  if (*end != '\0' || !std::isfinite(number) || number <= 0 || (!seconds && !whole)) {
+    row->problem =
+        fmt::format("{} must be a positive {}number{}, not '{}'", row->name,
+                    seconds ? "" : "whole ", count ? "" : " of " + row->type, row->value);
+  } else if (number < variable.least) {
+    row->problem =
+        fmt::format("{} must be at least {}, not '{}'", row->name, variable.least, row->value);
+  } else if (number > variable.most) {
+    row->problem =
+        fmt::format("{} must be at most {}, not '{}'", row->name, variable.most, row->value);
+  } else {
+    row->number = seconds ? std::min(number, kMostSeconds) : number;
+  }
+}
+
+void ParseWord(const Variable& variable, ConfigRow* row) {
+  if (row->type == "switch" && row->value != "on" && row->value != "off") {
+    row->problem = fmt::format("{} must be on or off, not '{}'", row->name, row->value);
     return;
   }
-  row->problem = fmt::format("{} must be a positive {}number{}, not '{}'", row->name,
-                             row->type == "seconds" ? "" : "whole ",
-                             count ? "" : " of " + row->type, row->value);
-}
-
-void ReadVariable(ConfigRow* row) {
-  const char* value = std::getenv(row->name.c_str());
-  if (value == nullptr || *value == '\0') return;
-  row->value = value;
-  row->source = "environment";
-  if (row->type != "folder" && row->type != "file" && row->type != "word") ParseNumber(row);
-  if (row->name == kLandingSlots && row->number.value_or(2) < 2) {
-    row->number.reset();
-    row->problem = fmt::format("{} must be at least 2, not '{}'", kLandingSlots, row->value);
-  }
-  if (row->name == kPasses && row->number.value_or(1) > kMostPasses) {
-    row->number.reset();
-    row->problem = fmt::format("{} must be at most {}, not '{}'", kPasses, kMostPasses, row->value);
-  }
-  const bool is_switch =
-      row->name == kMulticast || row->name == kCalibrate || row->name == kKeepLandings;
-  if (is_switch && row->value != "on" && row->value != "off") {
-    row->problem = fmt::format("{} must be on or off, not '{}'", row->name, row->value);
-  }
-  if (row->name == kPlacement) {
-    try {
-      ParsePlacement(row->value);
-    } catch (const Error& error) {
-      row->problem = fmt::format("{}: {}", row->name, error.what());
-    }
+  if (variable.set == nullptr) return;
+  try {
+    CommunicatorOptions tried;
+    variable.set(&tried, *row);
+  } catch (const Error& error) {
+    row->problem = fmt::format("{}: {}", row->name, error.what());
   }
 }
 
-std::string Variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
+ConfigRow Read(const Variable& variable) {
+  ConfigRow row{.name = variable.name,
+                .type = variable.type,
+                .default_value = variable.default_value,
+                .doc = variable.doc,
+                .common = variable.common,
+                .value = variable.default_value,
+                .source = "default"};
+  const std::string value = Environment(variable.name);
+  if (value.empty()) return row;
+  row.value = value;
+  row.source = "environment";
+  const bool number = row.type == "seconds" || row.type == "bytes" || row.type == "count";
+  if (number) {
+    ParseNumber(variable, &row);
+  } else {
+    ParseWord(variable, &row);
+  }
+  return row;
 }
 
 // Where `tide nccl install` puts its copy (python/tide/cli/nccl.py); empty if there is none.
 std::string InstalledNccl(const std::string& cache_folder) {
   std::filesystem::path cache = cache_folder;
   if (cache.empty()) {
-    const std::string home = Variable("XDG_CACHE_HOME");
-    cache = home.empty() ? Variable("HOME") + "/.cache/tide" : home + "/tide";
+    const std::string home = Environment("XDG_CACHE_HOME");
+    cache = home.empty() ? Environment("HOME") + "/.cache/tide" : home + "/tide";
   }
   const std::filesystem::path library = cache / "nccl" / "libnccl.so.2";
   std::error_code missing;
@@ -157,8 +198,8 @@ std::shared_ptr<ReservedBytes> ReservedByProcess(FabricKind fabric) {
 }  // namespace
 
 Config ReadConfig() {
-  Config config{Table(), {}};
-  for (ConfigRow& row : config.rows) ReadVariable(&row);
+  Config config;
+  for (const Variable& variable : Variables()) config.rows.push_back(Read(variable));
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (std::strncmp(*entry, "TIDE_", 5) != 0) continue;
     const std::string name(*entry, std::strcspn(*entry, "="));
@@ -171,8 +212,8 @@ Config ReadConfig() {
 }
 
 std::string NcclLibrary() {
-  const std::string named = Variable(kNcclLibrary);
-  return named.empty() ? InstalledNccl(Variable(kCache)) : named;
+  const std::string named = Environment("TIDE_NCCL_LIBRARY");
+  return named.empty() ? InstalledNccl(Environment("TIDE_CACHE")) : named;
 }
 
 CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
@@ -184,27 +225,10 @@ CommunicatorOptions OptionsFromEnvironment(FabricKind fabric) {
     options.reduce_scatter.staging = kGpuStaging;
     options.all_gather.first_cast_bytes = kGpuFirstCastBytes;
   }
-  for (const ConfigRow& row : ReadConfig().rows) {
+  for (const Variable& variable : Variables()) {
+    const ConfigRow row = Read(variable);
     if (!row.problem.empty()) throw Error(ErrorCode::kInvalidArgument, row.problem);
-    if (row.name == kMulticast) options.multicast = row.value == "on";
-    if (row.name == kPlacement) options.reduce_scatter.placement = ParsePlacement(row.value);
-    if (!row.number) continue;
-    if (row.name == kTimeout) {
-      options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(*row.number));
-    }
-    if (row.name == kMemoryLimit) options.memory_limit_bytes = static_cast<int64_t>(*row.number);
-    if (row.name == kStagingSlot) {
-      options.reduce_scatter.staging.slot_bytes = static_cast<int64_t>(*row.number);
-      options.reduce_scatter.staging.node_bytes = 0;
-    }
-    if (row.name == kStagingSlots) {
-      options.reduce_scatter.staging.slots = static_cast<int>(*row.number);
-    }
-    if (row.name == kSumCtas) options.sum_ctas = static_cast<int>(*row.number);
-    if (row.name == kNodes) options.nodes = static_cast<int>(*row.number);
-    if (row.name == kRoundWidth) options.reduce_scatter.round_width = static_cast<int>(*row.number);
-    if (row.name == kPasses) options.reduce_scatter.passes = static_cast<int>(*row.number);
+    if (row.source == "environment" && variable.set != nullptr) variable.set(&options, row);
   }
   return options;
 }

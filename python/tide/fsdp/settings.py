@@ -10,21 +10,6 @@ from typing import Any
 from tide import _core
 from tide.fsdp.errors import make_error
 
-# What ranks must have in common. Not the CTAs of a sum: its bits don't depend on them.
-_COMMON = (
-    "TIDE_TIMEOUT",
-    "TIDE_STAGING_SLOT",
-    "TIDE_STAGING_SLOTS",
-    "TIDE_CALIBRATE",
-    "TIDE_KEEP_LANDINGS",
-    "TIDE_LANDING_SLOTS",
-    "TIDE_NODES",
-    "TIDE_PLACEMENT",
-    "TIDE_ROUND_WIDTH",
-    "TIDE_PASSES",
-)
-
-
 def _rows() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in _core.config()}
 
@@ -60,7 +45,7 @@ def problem() -> str | None:
 
 def signature() -> dict[str, str | None]:
     """Returns what ranks must have in common."""
-    return {name: text(name) for name in _COMMON}
+    return {name: text(name) for name, row in _rows().items() if row["common"]}
 
 
 def warn_of_unknown() -> None:
