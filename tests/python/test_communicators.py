@@ -46,6 +46,7 @@ def test_streams_and_memory_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         channel = _channel(monkeypatch, 0)
+        channel.warn_of_aliasing()
     assert _Core.asked["compute_streams"] == [0, 7]
     assert _Core.asked["allocate"] == channel.segment_memory.allocate
     assert channel.aliasing == ""
@@ -54,8 +55,9 @@ def test_streams_and_memory_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_aliases_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "2")
+    channel = _channel(monkeypatch, 3)
     with pytest.warns(UserWarning, match=r"CUDA_DEVICE_MAX_CONNECTIONS=32 .* \(it is 2\)"):
-        channel = _channel(monkeypatch, 3)
+        channel.warn_of_aliasing()
     assert channel.aliasing.startswith("3 of TIDE's streams share a hardware queue")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from tide import _core
 from tide.fsdp import settings
 from tide.fsdp.errors import make_error
 from tide.fsdp.segment_memory import SegmentMemory
-from tide.fsdp.slots import align
+from tide.fsdp.slots import SlotState, align
 from tide.fsdp.sum_budget import SumBudget, sum_budget
 
 if TYPE_CHECKING:
@@ -59,39 +61,90 @@ def first_difference(expected: Any, actual: Any, path: str = "") -> tuple[str, A
     return None if expected == actual else (path, expected, actual)
 
 
-def check_agreement(
-    signature: dict[str, Any], failure: tuple[str, str] | None, process_group: dist.ProcessGroup
-) -> None:
-    """Compares what every rank is about to enable. Collective.
+_LONGEST_PAUSE_S = 0.1
+_arrivals: Counter[str] = Counter()  # calls of await_ranks, by group
+
+
+def await_ranks(process_group: dist.ProcessGroup, seconds: float) -> None:
+    """Waits until all ranks of the group have called this as often as this one. Collective.
+
+    Through torch's store, which tells who is missing; without one nobody waits here.
+
+    Raises:
+        tide.Error: "timeout", with the missing ranks.
+    """
+    try:
+        store = dist.distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return
+    ranks = dist.get_process_group_ranks(process_group)
+    name = f"{process_group.group_name}/{ranks[0]}"  # disjoint groups may have one name
+    _arrivals[name] += 1
+    key = f"tide/enable/{name}/{_arrivals[name]}"
+    store.set(f"{key}/{dist.get_rank()}", "")
+    if store.add(key, 1) == len(ranks):
+        store.set(f"{key}/all", "")
+    deadline, pause = time.monotonic() + seconds, 0.001
+    while not store.check([f"{key}/all"]):
+        if time.monotonic() > deadline:
+            missing = [rank for rank in ranks if not store.check([f"{key}/{rank}"])]
+            store.add(key, -1)  # did not call, so that all may try again
+            store.delete_key(f"{key}/{dist.get_rank()}")
+            _arrivals[name] -= 1
+            raise make_error(
+                "timeout",
+                f"waited {seconds:g} s for {_names(missing)} to call tide.enable: every rank calls "
+                "it, and tide.disable, at the same point of the program",
+                dist.get_rank(),
+                operation="enable",
+            )
+        time.sleep(pause)  # the store's own wait can't be interrupted, and warns
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _names(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+# (code, message): why ranks cannot go on.
+Failure = tuple[str, str]
+
+
+def own_failure(failure: Failure) -> Failure:
+    """Returns a failure of this rank as the others are to read it."""
+    return failure[0], f"rank {dist.get_rank()}: {failure[1]}"
+
+
+def share_failure(failure: Failure | None, process_group: dist.ProcessGroup) -> Failure | None:
+    """Returns the failure of the first rank of the process group that has one. Collective."""
+    return next((f for f in exchange_objects(failure, process_group) if f is not None), None)
+
+
+def find_disagreement(
+    signature: dict[str, Any], process_group: dist.ProcessGroup
+) -> Failure | None:
+    """Compares what every rank is about to enable; the same answer on all of them. Collective.
 
     Args:
         signature: JSON-like description of the model and the options on this rank.
-        failure: (code, message) if this rank cannot go on, else None.
         process_group: the ranks to compare.
-
-    Raises:
-        tide.Error: the first rank's failure, or "mismatch"; the same on all ranks.
     """
     # An option of a wrong type must not end this rank before the others hear of it.
     text = json.dumps(signature, sort_keys=True, default=repr)
-    answers = exchange_objects((text, failure), process_group)
-    own = process_group.rank()
-    for rank, (_, failed) in enumerate(answers):
-        if failed is not None:
-            code, message = failed
-            raise make_error(code, f"rank {rank}: {message}", own, operation="enable")
-    expected = json.loads(answers[0][0])
-    for rank, (other, _) in enumerate(answers):
+    answers = exchange_objects(text, process_group)
+    ranks = dist.get_process_group_ranks(process_group)
+    expected = json.loads(answers[0])
+    for rank, other in zip(ranks, answers, strict=True):
         if found := first_difference(expected, json.loads(other)):
             path, left, right = found
-            raise make_error(
+            return (
                 "mismatch",
                 "tide.enable expects the same model and options on all ranks, but they differ at "
-                f"{path}: {left!r} on rank 0, {right!r} on rank {rank}; "
-                "build the model alike on every rank",
-                own,
-                operation="enable",
+                f"{path}: {left!r} on rank {ranks[0]}, {right!r} on rank {rank}; "
+                "build the model and call tide.enable alike on every rank",
             )
+    return None
 
 
 def _aliasing(streams: int) -> str:
@@ -144,13 +197,16 @@ class Channel:
             sum_ctas=self.sums.ctas,
         )
         self.aliasing = _aliasing(self.core.aliased_streams)
-        if self.aliasing:
-            warnings.warn(self.aliasing, stacklevel=2)
         self._segments: dict[int, Any] = {}
         # (capacity, segment id, offset), and the event after which the range is free; see Slot.
         self._spare: list[tuple[int, int, int]] = []
         self._vacated: dict[tuple[int, int], torch.cuda.Event | None] = {}
         self._retired: list[Slot] = []
+
+    def warn_of_aliasing(self) -> None:
+        """Warns, or raises where warnings are errors: not before the channel is registered."""
+        if self.aliasing:
+            warnings.warn(self.aliasing, stacklevel=2)
 
     def _exchange(self, payload: bytes) -> list[bytes]:
         process_group = self._process_group()
@@ -211,7 +267,8 @@ class Channel:
         kept = []
         for slot in self._retired:
             if (slot.segment_id, slot.offset) in everywhere:
-                slot.release()  # on a GPU, what reads or writes it may still be under way
+                if slot.state is not SlotState.FREE:
+                    slot.release()  # on a GPU, what reads or writes it may still be under way
                 self.give(slot)
             else:
                 kept.append(slot)
@@ -232,9 +289,14 @@ def _close_orphans(process_group: dist.ProcessGroup, device: torch.device) -> No
     ranks = dist.get_process_group_ranks(process_group)
     gone = [key for key in orphans if _channels[key][1].device.type == "cpu"]
     if device.type == "cuda":
-        mine = {key for key in orphans if key not in gone and _channels[key][1].ranks == ranks}
-        everywhere = set.intersection(*exchange_objects(mine, process_group))
-        gone += sorted(everywhere, key=str)
+        # Each rank has a GPU of its own, so that is no part of what they have in common.
+        mine = {
+            (name, nodes, mode): (name, where, nodes, mode)
+            for name, where, nodes, mode in orphans
+            if where.type == "cuda" and _channels[name, where, nodes, mode][1].ranks == ranks
+        }
+        everywhere = set.intersection(*exchange_objects(set(mine), process_group))
+        gone += [mine[common] for common in sorted(everywhere, key=str)]
     for key in gone:
         _channels.pop(key)[1].core.close()
 
@@ -273,11 +335,13 @@ def channel_for(
         return known[1]
     if known is not None:
         # Failed, or of an earlier process group of that name.
+        del _channels[key]
         known[1].core.close()
     seconds = timeout or settings.number("TIDE_TIMEOUT") or group_timeout(process_group, device)
     sums = sum_budget(device, process_group.size(), nodes, grad_bytes)
     channel = Channel(process_group, device, seconds, nodes, mode, compute_streams, sums)
     _channels[key] = (weakref.ref(process_group), channel)
+    channel.warn_of_aliasing()
     return channel
 
 

@@ -17,9 +17,14 @@ from tide.fsdp import contract, kept_landings, patches, settings, storage
 from tide.fsdp import group as groups_module
 from tide.fsdp.communicators import (
     Channel,
+    Failure,
+    await_ranks,
     channel_for,
-    check_agreement,
     exchange_objects,
+    find_disagreement,
+    group_timeout,
+    own_failure,
+    share_failure,
 )
 from tide.fsdp.errors import make_error
 from tide.fsdp.group import ALL_GATHER, COLLECTIVES, GroupState
@@ -303,34 +308,77 @@ def _connect(
     return pool
 
 
+def _time_limit(
+    process_group: dist.ProcessGroup, members: list[_Member], options: Options
+) -> float:
+    """Returns how many seconds the other ranks may take to call ``tide.enable``, too."""
+    device = next(m.device for m in members if m.process_group is process_group)
+    asked = None
+    if options.problem() is None and settings.problem() is None:
+        asked = options.timeout or settings.number("TIDE_TIMEOUT")
+    return asked or group_timeout(process_group, device)
+
+
+def _connect_all(
+    process_groups: list[dist.ProcessGroup], members: list[_Member], options: Options
+) -> list[SlotPool]:
+    """Connects one process group after the other, all or none. Collective.
+
+    A rank that fails tells those of its other process groups in place of connecting to them.
+    """
+    pools: list[SlotPool] = []
+    error: Exception | None = None
+    failure: Failure | None = None
+    try:
+        for process_group in process_groups:
+            failure = share_failure(failure, process_group)
+            if failure is not None:
+                continue
+            mine = [m for m in members if m.process_group is process_group]
+            try:
+                pool = _connect(process_group, mine, options)
+            except Exception as raised:
+                error, failure = (
+                    raised,
+                    own_failure((getattr(raised, "code", "internal"), str(raised))),
+                )
+            else:
+                pools += [pool] if pool is not None else []
+        for process_group in process_groups:
+            failure = share_failure(failure, process_group)
+        if failure is not None:
+            raise error or make_error(*failure, dist.get_rank(), operation="enable")
+    except BaseException:
+        for pool in pools:
+            pool.close()
+        raise
+    return pools
+
+
 def enable_model(model: nn.Module, options: Options) -> Handle:
     """Implements ``tide.enable``."""
     members = _collect(model) if isinstance(model, nn.Module) else []
     failure = _prepare(model, members, options)
     signature = _signature(members, options)
     process_groups = _process_groups(members)
+    if failure is not None and process_groups:
+        failure = own_failure(failure)
     for process_group in process_groups:
-        check_agreement(signature, failure, process_group)
+        await_ranks(process_group, _time_limit(process_group, members, options))
+        failure = share_failure(failure, process_group)
+        failure = failure or find_disagreement(signature, process_group)
     if failure is not None:
-        raise make_error(*failure, operation="enable")
+        rank = dist.get_rank() if process_groups else -1
+        raise make_error(*failure, rank, operation="enable")
     _check_strict(members)
-    pools = []
-    try:
-        for process_group in process_groups:
-            mine = [m for m in members if m.process_group is process_group]
-            if (pool := _connect(process_group, mine, options)) is not None:
-                pools.append(pool)
-    except BaseException:
-        for pool in pools:
-            pool.close()
-        raise
+    pools = _connect_all(process_groups, members, options)
     for member in members:
         groups_module.register_params(member.state, member.group.fsdp_params)
     patches.install()
-    if dist.get_rank() == 0:
-        settings.warn_of_unknown()
     handle = Handle(model, options, [member.state for member in members], pools)
     remember(model, handle)
+    if dist.get_rank() == 0:
+        settings.warn_of_unknown()
     return handle
 
 
@@ -343,5 +391,8 @@ def disable_model(model: nn.Module) -> None:
     """Implements ``tide.disable``."""
     handle = handle_of(model)
     if handle is None:
-        raise make_error("invalid_argument", "the model is not enabled", operation="disable")
+        problem = (
+            "the model is not enabled: tide.enable was not called, or tide.disable was already"
+        )
+        raise make_error("invalid_argument", problem, operation="disable")
     handle.disable()

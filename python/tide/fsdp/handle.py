@@ -43,6 +43,9 @@ class Handle:
         self._model = weakref.ref(model)
         self._options, self._states, self._pools = options, states, pools
         self._enabled = True
+        # A module that merely contains the groups must not die before them: they live on enabled.
+        for state in states:
+            state.group_ref()._tide_model = model
         # The model may die enabled; nothing in the program's order follows from that.
         self._at_death = weakref.finalize(model, _abandon, states, pools)
         self._at_death.atexit = False
@@ -192,7 +195,8 @@ class Handle:
         if not self._enabled:
             return
         self._enabled = False
-        self._at_death.detach()
+        if self._at_death.detach() is None:
+            return  # the model has died, on this rank, and that has done all of it
         for state in self._states:
             group = state.group_ref()
             if group is not None:
@@ -203,6 +207,7 @@ class Handle:
                         torch.cuda.current_stream().wait_event(pending.all_gather_event)
                     group._all_gather_result = None
                 groups_module.forget_params(group.fsdp_params)
+                del group._tide_model
             state.detach()
         for pool in self._pools:
             pool.close()
@@ -223,7 +228,7 @@ def _abandon(states: list[GroupState], pools: list[SlotPool]) -> None:
     for state in states:
         state.detach()
     for pool in pools:
-        pool.abandon()
+        pool.close()
     patches.remove()
 
 

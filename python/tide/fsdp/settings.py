@@ -10,6 +10,7 @@ from typing import Any
 from tide import _core
 from tide.fsdp.errors import make_error
 
+
 def _rows() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in _core.config()}
 

@@ -211,20 +211,10 @@ class SlotPool:
         return False
 
     def close(self) -> None:
-        """Returns the slots to the communicator, at the same point of the program on all ranks.
+        """Returns the slots to the communicator, which takes them back when all ranks are done.
 
-        What is live keeps its memory, and follows when all ranks are done with it.
+        Not at the same point of the program on all ranks: garbage collection may end the pool.
         """
-        for slot in self.slots:
-            slot.settle()
-            if slot.state is SlotState.LIVE:
-                self._channel.retire(slot)
-            else:
-                self._channel.give(slot)
-        self.slots = []
-
-    def abandon(self) -> None:
-        """Does what ``close`` does when garbage collection, not the program, ends the pool."""
         for slot in self.slots:
             self._channel.retire(slot)
         self.slots = []

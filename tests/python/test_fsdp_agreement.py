@@ -1,0 +1,163 @@
+"""What one rank alone does, or fails in, leaves no other rank waiting or on another path."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import fsdp_models as fm
+import pytest
+import tide
+import torch
+import torch.distributed as dist
+from spawn import Context, RankGroup
+from tide.fsdp import communicators
+from tide.fsdp import enable as enable_module
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+Ranks = Callable[[int], RankGroup]
+
+
+def _refusal(model: nn.Module, **options: float) -> tide.Error:
+    with pytest.raises(tide.Error) as caught:
+        tide.enable(model, **options)
+    return caught.value
+
+
+def alone(context: Context) -> None:
+    """A rank that enables alone is told who is missing, within its time limit."""
+    model = fm.Setup(blocks=1).build()
+    if context.rank == 1:
+        start = time.monotonic()
+        error = _refusal(model, timeout=0.5)
+        assert time.monotonic() - start < 10
+        assert error.code == "timeout"
+        assert "waited 0.5 s for ranks 0, 2 to call tide.enable" in str(error)
+    dist.barrier()
+    tide.enable(model, strict=True).disable()
+
+
+def test_a_rank_that_enables_alone(ranks: Ranks) -> None:
+    ranks(3).run(alone)
+
+
+def dead_model(context: Context) -> None:
+    """Models are cycles, so they die when each rank's garbage collection says so."""
+    gc.collect()
+    gc.disable()
+    try:
+        models = [fm.Setup(blocks=2).build() for _ in range(2)]
+        handles = [tide.enable(model, strict=True, timeout=10) for model in models]
+        for model in models:
+            model(fm.batch(context, 0)).sum().backward()
+        first = weakref.ref(models.pop(0))
+        del model
+        if context.rank == 0:
+            gc.collect()
+        assert (first() is None) == (context.rank == 0)
+        handles[0].disable()
+        models[0](fm.batch(context, 1)).sum().backward()
+        assert handles[1].counters["all_gather"]["stock"] == 0
+        again = fm.Setup(blocks=2).build()
+        with tide.enable(again, strict=True, timeout=10):
+            again(fm.batch(context, 2)).sum().backward()
+        handles[1].disable()
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_has_died_on_one_rank(ranks: Ranks) -> None:
+    ranks(2).run(dead_model)
+
+
+class _Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def dropped_wrapper(context: Context) -> None:
+    inner = fm.Setup(blocks=2).build()
+    handle = tide.enable(_Wrapper(inner), strict=True)
+    gc.collect()
+    inner(fm.batch(context, 0)).sum().backward()
+    assert handle.counters["all_gather"]["tide"] > 0
+    handle.disable()
+
+
+def test_a_wrapper_that_dies_before_its_groups(ranks: Ranks) -> None:
+    ranks(2).run(dropped_wrapper)
+
+
+def failing_pair(context: Context) -> None:
+    """Two of four ranks fail for one of their process groups; nobody is left enabled."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pair = DeviceMesh.from_group(pairs[context.rank // 2], "cpu")
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    fully_shard(model[0], mesh=pair)
+    fully_shard(model, mesh=fm.mesh())
+    connect = enable_module.channel_for
+
+    def refuse(process_group: dist.ProcessGroup, *options: object) -> object:
+        if process_group.size() == 2 and context.rank < 2:
+            raise tide.fsdp.errors.make_error("out_of_memory", "no room")
+        return connect(process_group, *options)
+
+    enable_module.channel_for = refuse
+    try:
+        error = _refusal(model)
+    finally:
+        enable_module.channel_for = connect
+    assert error.code == "out_of_memory" and "no room" in str(error)
+    assert ("rank 0: no room" in str(error)) == (context.rank >= 2)
+    with tide.enable(model, strict=True) as handle:
+        model(torch.ones(4, 8)).sum().backward()
+        assert handle.counters["all_gather"]["stock"] == 0
+
+
+def test_a_failure_of_some_ranks_is_one_of_all(ranks: Ranks) -> None:
+    ranks(4).run(failing_pair)
+
+
+def recreated(_context: Context) -> None:
+    """A communicator that could not be replaced once is tried again."""
+    mesh = fm.new_cpu_mesh()
+    model = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    tide.enable(model, strict=True).disable()
+    make = communicators.Channel
+    (known,) = [c for owner, c in communicators._channels.values() if owner() is mesh.get_group()]
+    known.core = SimpleNamespace(poisoned=True, close=known.core.close, regions={})
+
+    def refuse(*_unused: object) -> None:
+        raise tide.fsdp.errors.make_error("out_of_memory", "no room now")
+
+    communicators.Channel = refuse
+    try:
+        assert _refusal(model).code == "out_of_memory"
+    finally:
+        communicators.Channel = make
+    tide.enable(model, strict=True).disable()
+
+
+def test_a_communicator_is_made_again(ranks: Ranks) -> None:
+    ranks(2).run(recreated)
+
+
+def test_orphans_of_several_gpus_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 knows the communicator under its own GPU."""
+    closed = []
+    device = torch.device("cuda", 1)
+    core = SimpleNamespace(close=lambda: closed.append(True))
+    channel = SimpleNamespace(device=device, ranks=[0, 1], core=core)
+    channels = {("name", device, None, "in_place"): (lambda: None, channel)}
+    monkeypatch.setattr(communicators, "_channels", channels)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
+    of_rank_0 = {("name", None, "in_place")}
+    monkeypatch.setattr(communicators, "exchange_objects", lambda value, _: [of_rank_0, value])
+    communicators._close_orphans(None, device)
+    assert closed == [True] and not channels
