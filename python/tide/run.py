@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 4 -m tide.run train.py arguments...
 
 A root is enabled when its first forward begins, unless the script did it. Rank 0 prints the
-report to stderr after the first backward, and at exit if a path or a reason changed since.
+report to stderr after the first backward, and at exit if a path or a reason changed since. It says
+so at exit if there was no root; with ``--strict`` that is an error.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ class _Reporter:
         self._printed: list[tuple[Any, ...]] = []
         self._stepped = False
         self._rank = 0
+        self._found = False
+
+    @property
+    def found(self) -> bool:
+        """Whether any root ran, enabled here or by the script."""
+        return self._found
+
+    def find(self) -> None:
+        """Notes that a root runs."""
+        self._found = True
 
     def add(self, handle: Handle) -> None:
         """Remembers a handle; keeps it alive until the end of the process."""
@@ -73,8 +84,10 @@ def hook_roots(options: Options) -> _Reporter:
     def enabling_lazy_init(self: FSDPState) -> Any:
         fresh = self._is_root is None
         result = lazy_init(self)
-        if fresh and self._is_root and not is_enabled(self._modules[0]):
-            reporter.add(enable_model(self._modules[0], options))
+        if fresh and self._is_root:
+            reporter.find()
+            if not is_enabled(self._modules[0]):
+                reporter.add(enable_model(self._modules[0], options))
         return result
 
     @functools.wraps(final_callback)
@@ -87,6 +100,26 @@ def hook_roots(options: Options) -> _Reporter:
     FSDPState._root_post_backward_final_callback = reporting_final_callback
     atexit.register(reporter.show)
     return reporter
+
+
+def _run_script(script: str, reporter: _Reporter, strict: bool) -> None:
+    """Runs the script; says so if nothing in it was for TIDE, unless it failed."""
+    failed = False
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        failed = end.code not in (None, 0)
+        raise
+    except BaseException:
+        failed = True
+        raise
+    finally:
+        if not failed and not reporter.found:
+            if os.environ.get("RANK", "0") == "0":
+                message = f"{script} ran no forward of a fully_shard model; TIDE did nothing"
+                print(f"tide.run: {message}", file=sys.stderr, flush=True)
+            if strict:
+                sys.exit(1)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -117,12 +150,12 @@ def main(arguments: list[str] | None = None) -> None:
     main_file = os.path.join(parsed.script, "__main__.py")
     if os.path.isdir(parsed.script) and not os.path.exists(main_file):
         sys.exit(f"tide.run: expected a script, found no file {main_file!r}")
-    hook_roots(options)
+    reporter = hook_roots(options)
     # Before CUDA starts: with few hardware queues, streams that wait for peers hold up others.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     sys.argv = [parsed.script, *parsed.arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(parsed.script))
-    runpy.run_path(parsed.script, run_name="__main__")
+    _run_script(parsed.script, reporter, parsed.strict)
 
 
 if __name__ == "__main__":

@@ -75,3 +75,30 @@ def test_run_reports_again_what_fell_back_later(tmp_path: Path) -> None:
     first, second = written.split("TIDE, 2 ranks")[1:]
     assert "asynchronous unshard" not in first
     assert "some calls of all_gather: asynchronous unshard" in second
+
+
+def _run_alone(
+    folder: Path, source: str, *options: str, rank: str | None = None
+) -> tuple[int, str]:
+    """Exit status and stderr of a script under tide.run, without a launcher."""
+    script = folder / "plain.py"
+    script.write_text(source, encoding="ascii")
+    python = Path(__file__).resolve().parents[2] / "python"
+    environment = {**os.environ, "PYTHONPATH": str(python), "OMP_NUM_THREADS": "1"}
+    environment.pop("RANK", None)
+    if rank is not None:
+        environment["RANK"] = rank
+    command = [sys.executable, "-m", "tide.run", *options, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return done.returncode, done.stderr
+
+
+def test_run_says_that_there_was_no_root(tmp_path: Path) -> None:
+    said = (
+        f"tide.run: {tmp_path / 'plain.py'} ran no forward of a fully_shard model; "
+        "TIDE did nothing\n"
+    )
+    assert _run_alone(tmp_path, "x = 1\n") == (0, said)
+    assert _run_alone(tmp_path, "import sys; sys.exit()\n", "--strict") == (1, said)
+    assert _run_alone(tmp_path, "x = 1\n", "--strict", rank="1") == (1, "")
+    assert _run_alone(tmp_path, "import sys; sys.exit(3)\n", "--strict") == (3, "")
