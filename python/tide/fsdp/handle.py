@@ -132,9 +132,11 @@ class Handle:
         if self._options.mode != "slot_reuse":
             return []
         if not reuses:
+            several = any(channel.core.nodes > 1 for channel in self.channels)
+            outbox = "the outbox between nodes is partial; " if several else ""
             return [
-                "mode slot_reuse: the outbox between nodes is partial; gradients are read where "
-                "autograd left them, because on CPU they are consumed inside the call"
+                f"mode slot_reuse: {outbox}gradients are read where autograd left them, because on "
+                "CPU they are consumed inside the call"
             ]
         return self._in_place_notes()
 

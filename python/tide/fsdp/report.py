@@ -56,7 +56,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        header = ["group", "all-gather", "reduce-scatter", "landing", "tide calls"]
+        header = ["group", "all-gather", "reduce-scatter", "landing", "calls on TIDE"]
         header += ["refreshed", "reason"]
         rows = []
         for group in self.groups:
@@ -67,9 +67,10 @@ class Report:
             rows.append([*cells, group["reason"] or "-"])
         title = f"TIDE, {self.world} ranks, mode {self.mode}"
         landing = format_bytes(self.memory["landing"])
+        legend = "calls on TIDE: of all calls so far, all-gathers then reduce-scatters"
         memory = [f"{self.memory['slots']} landing slots, {landing} a {self.landing_owner}"]
         regions = [(name, self.memory[name]) for name in _REGIONS if self.memory.get(name)]
         if regions:
             sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in regions)
             memory.append(f"temporary regions a rank: {sizes}")
-        return "\n".join([title, format_table(header, rows), *memory, *self.notes])
+        return "\n".join([title, format_table(header, rows), legend, *memory, *self.notes])
