@@ -201,3 +201,13 @@ def test_verify_exhaustive_prints_both_counts() -> None:
     for number in ("8,184", "1,023", "42,966", "6,138", "458,304", "65,472"):
         assert number in result.output
     assert "width 3: 127" in result.output
+
+
+def test_refuses_files_that_are_none_of_groups(tmp_path) -> None:
+    file = tmp_path / "report.json"
+    wanted = f"tide plan: {file}: expected an object with the field 'groups', see docs/memory.md\n"
+    for content in ('{"rows": []}', "[]", "3"):
+        file.write_text(content)
+        assert refusal(str(file)) == wanted
+    file.write_text('{"groups": [], "nods": 2}')
+    assert refusal(str(file)).startswith(f"tide plan: {file}: nods: unknown field; expected one of")

@@ -257,6 +257,7 @@ def test_compare_names_the_file(tmp_path) -> None:
     file = tmp_path / "odd.json"
     for content, problem in (
         (b"{", "line 1 column 2"),
+        (b"# TIDE", "expected a JSON file that a bench on GPUs has written with --json"),
         (b"\xff\xfe", "UTF-8"),
         (b'{"rows": [NaN]}', "finite numbers, got NaN"),
         (b'{"rows": 3, "environment": {}}', "a list 'rows'"),

@@ -16,6 +16,8 @@ from tide.bench.predict import group
 from tide.cli.tables import fail
 
 DEFAULT_MACHINE = "paper-8-nodes"
+# The fields of a request, as the core reads them.
+_FIELDS = ("groups", "nodes", "local_ranks", "ranks", "rank_nodes", "rank", "machine", "options")
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -133,8 +135,15 @@ def make_request(
         got = "neither" if file is None else f"both {file} and --preset {preset}"
         raise RequestError(f"expected either a file of groups or --preset, got {got}")
     request = {"groups": preset_groups(preset)} if preset is not None else read_json(file)
-    if not isinstance(request, dict):
-        raise RequestError(f"{file}: expected an object with the field 'groups'")
+    if not isinstance(request, dict) or "groups" not in request:
+        raise RequestError(
+            f"{file}: expected an object with the field 'groups', see docs/memory.md"
+        )
+    for name in request:
+        if name not in _FIELDS:
+            raise RequestError(
+                f"{file}: {name}: unknown field; expected one of {', '.join(_FIELDS)}"
+            )
     options = request.get("options", {})
     if not isinstance(options, dict):
         raise RequestError(f"{file}: options: expected an object, got {json.dumps(options)}")

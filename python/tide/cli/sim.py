@@ -25,6 +25,7 @@ from tide.cli.tables import console, human_bytes, human_topology, table, words
 sim = typer.Typer(no_args_is_help=True, help="Simulate collectives on a machine; nothing runs.")
 
 _DEFAULT_MACHINE = "h200"
+_BENCH_FILE = "a JSON file that a bench on GPUs has written with --json"
 _MODES = "in_place or slot_reuse"
 _PLACEMENTS = "direct or latin_square"
 
@@ -304,7 +305,10 @@ def compare(
     rows = []
     nothing = []
     for file in files:
-        content = read_json(file)
+        try:
+            content = read_json(file)
+        except RequestError as error:
+            raise RequestError(f"{error}; expected {_BENCH_FILE}") from None
         try:
             made = predict.compare(content, model)
         except (Error, ValueError) as error:
@@ -316,7 +320,8 @@ def compare(
         where = ", ".join(nothing)
         if not rows:
             raise RequestError(
-                f"expected a collective or a training step on GPUs, found none in {where}"
+                f"expected a collective or a training step on GPUs, found none in {where}; "
+                f"give {_BENCH_FILE}"
             )
         typer.echo(f"tide sim compare: nothing to compare in {where}", err=True)
     if as_json:
