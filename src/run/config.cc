@@ -156,13 +156,14 @@ void ParseWord(const Variable& variable, ConfigRow* row) {
 }
 
 ConfigRow Read(const Variable& variable) {
-  ConfigRow row{.name = variable.name,
-                .type = variable.type,
-                .default_value = variable.default_value,
-                .doc = variable.doc,
-                .common = variable.common,
-                .value = variable.default_value,
-                .source = "default"};
+  ConfigRow row;
+  row.name = variable.name;
+  row.type = variable.type;
+  row.default_value = variable.default_value;
+  row.doc = variable.doc;
+  row.common = variable.common;
+  row.value = variable.default_value;
+  row.source = "default";
   const std::string value = Environment(variable.name);
   if (value.empty()) return row;
   row.value = value;
