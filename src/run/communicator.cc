@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "fabric/host/host_fabric.h"
 #include "run/arena.h"
 #include "run/call_key.h"
+#include "run/program_cache.h"
 #include "tide/error.h"
 #include "tide/plan.h"
 
@@ -195,14 +195,11 @@ class Communicator::Impl {
   TraceRecorder trace;
 
  private:
-  struct Planned {
-    Program program;
-    std::shared_ptr<Prepared> prepared;
-  };
+  using Planned = internal::PlannedProgram;
 
   void ForgetPrograms() {  // they name offsets of the old regions
-    programs_.clear();
-    floors_.clear();
+    programs_.Clear();
+    floors_.Clear();
   }
 
   // Compares the call on all ranks before something collective that is no program happens.
@@ -247,17 +244,14 @@ class Communicator::Impl {
   template <typename Plan>
   const Planned& Lookup(bool synchronised, const Plan& plan) {
     auto& programs = synchronised ? programs_ : floors_;
-    auto found = programs.find(key_.words());
-    if (found == programs.end()) {
-      auto planned = std::make_unique<Planned>();
-      planned->program = synchronised ? plan() : WithoutSynchronisation(plan());
-      if (options_.faults.transform) {
-        planned->program = options_.faults.transform(std::move(planned->program));
-      }
-      planned->prepared = Prepare(planned->program);
-      found = programs.emplace(key_.words(), std::move(planned)).first;
+    if (const Planned* found = programs.Find(key_.words())) return *found;
+    Planned planned;
+    planned.program = synchronised ? plan() : WithoutSynchronisation(plan());
+    if (options_.faults.transform) {
+      planned.program = options_.faults.transform(std::move(planned.program));
     }
-    return *found->second;
+    planned.prepared = Prepare(planned.program);
+    return programs.Add(key_.words(), std::move(planned));
   }
 
   template <typename Resolve>
@@ -334,8 +328,8 @@ class Communicator::Impl {
   uint64_t reduce_scatters_ = 0;
   // One sequence over all collectives; 0 is no call.
   uint64_t sequence_ = 0;
-  std::map<std::vector<int64_t>, std::unique_ptr<Planned>> programs_;
-  std::map<std::vector<int64_t>, std::unique_ptr<Planned>> floors_;
+  internal::ProgramCache programs_;
+  internal::ProgramCache floors_;
   CallKey key_;      // kept to reuse the memory
   Binding binding_;  // likewise
   bool poisoned_ = false;
