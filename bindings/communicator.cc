@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -129,9 +130,10 @@ class PyCommunicator {
  public:
   PyCommunicator(int rank, int world, nb::callable exchange, double timeout, int nodes,
                  const std::string& mode, bool share_segments, tide::FabricKind fabric, int device,
-                 nb::object allocate, const Pointers& compute_streams, int sum_ctas)
+                 nb::object allocate, nb::object free_cached, const Pointers& compute_streams,
+                 int sum_ctas)
       : bootstrap_(std::make_unique<PythonBootstrap>(rank, world, std::move(exchange))),
-        segments_(std::make_unique<PythonSegments>(std::move(allocate))) {
+        segments_(std::make_unique<PythonSegments>(std::move(allocate), std::move(free_cached))) {
     tide::CommunicatorOptions options = tide::OptionsFromEnvironment(fabric);
     options.timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(timeout));
@@ -146,6 +148,7 @@ class PyCommunicator {
     options.allocate_segment = [segments = segments_.get()](int64_t bytes) {
       return segments->Allocate(bytes);
     };
+    options.free_cached_memory = [segments = segments_.get()] { segments->FreeCached(); };
     options.check_interrupt = &CheckSignals;
     {
       const nb::gil_scoped_release release;
@@ -157,7 +160,7 @@ class PyCommunicator {
   // Leaving may take seconds, in which other threads go on.
   ~PyCommunicator() {
     const nb::gil_scoped_release release;
-    communicator_.reset();
+    End();
   }
   PyCommunicator(const PyCommunicator&) = delete;
   PyCommunicator& operator=(const PyCommunicator&) = delete;
@@ -167,18 +170,26 @@ class PyCommunicator {
     return *communicator_;
   }
   void Close() {
-    communicator_.reset();
+    End();
     const nb::gil_scoped_acquire gil;
     ForgetCallables();
   }
 
  private:
+  // A forked child has its parent's communicator, but none of its threads, and would end it for the
+  // parent: there it stays.
+  void End() {
+    if (getpid() != creator_) static_cast<void>(communicator_.release());
+    communicator_.reset();
+  }
+
   // What they refer to may hold this object, a cycle that Python can't see, and segments.
   void ForgetCallables() {
     bootstrap_.reset();
     segments_.reset();
   }
 
+  const pid_t creator_ = getpid();
   // Outlive the communicator.
   std::unique_ptr<PythonBootstrap> bootstrap_;
   std::unique_ptr<PythonSegments> segments_;
@@ -264,12 +275,12 @@ void BindCollectives(nb::class_<PyCommunicator>& communicator) {
 void BindSetUp(nb::class_<PyCommunicator>& communicator) {
   communicator
       .def(nb::init<int, int, nb::callable, double, int, const std::string&, bool, tide::FabricKind,
-                    int, nb::object, const Pointers&, int>(),
+                    int, nb::object, nb::object, const Pointers&, int>(),
            nb::arg("rank"), nb::arg("world"), nb::arg("exchange"), nb::arg("timeout"),
            nb::arg("nodes") = 0, nb::arg("mode") = "in_place", nb::arg("share_segments") = true,
            nb::arg("fabric") = tide::FabricKind::kHost, nb::arg("device") = -1,
-           nb::arg("allocate") = nb::none(), nb::arg("compute_streams") = Pointers(),
-           nb::arg("sum_ctas") = 0)
+           nb::arg("allocate") = nb::none(), nb::arg("free_cached") = nb::none(),
+           nb::arg("compute_streams") = Pointers(), nb::arg("sum_ctas") = 0)
       .def(
           "add_segment",
           [](PyCommunicator& self, int64_t bytes, const std::string& label,

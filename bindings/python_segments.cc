@@ -26,3 +26,8 @@ std::shared_ptr<void> PythonSegments::Allocate(int64_t bytes) const {
     throw tide::Error(tide::ErrorCode::kOutOfMemory, nb::cast<std::string>(nb::str(error.value())));
   }
 }
+
+void PythonSegments::FreeCached() const {
+  const nb::gil_scoped_acquire gil;
+  if (!free_cached_.is_none()) free_cached_();
+}

@@ -76,6 +76,10 @@ struct CommunicatorOptions {
   // ncclMemAlloc, of exactly `bytes`, a multiple of 2 MiB, until the last share of it is gone. Null
   // leaves the segment to NCCL, an Error(kOutOfMemory) does not. Empty: NCCL alone is asked.
   std::function<std::shared_ptr<void>(int64_t bytes)> allocate_segment;
+  // kNccl: called when the GPU has no memory left for a program's tables, which CUDA allocates;
+  // then that is tried once more. Gives back to CUDA what an allocator keeps for later. May be
+  // empty.
+  std::function<void()> free_cached_memory;
   // kNccl: writes to and sums over a node through a switch, where NCCL has that. Off by default: it
   // has run on no GPU yet.
   bool multicast = false;

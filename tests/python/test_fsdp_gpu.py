@@ -392,3 +392,28 @@ def frees_what_torch_keeps(context: Context) -> None:
 
 def test_segments_take_what_torch_keeps_unused(two_ranks: RankGroup) -> None:
     two_ranks.run(frees_what_torch_keeps)
+
+
+def captured_beside(context: Context) -> None:
+    """A graph that other work captures while calls are under way, and watched, stays valid."""
+    run = Run(context, MIXED)
+    with tide.enable(run.model, strict=True):
+        run.step()
+        batch = torch.randn(TOKENS, WIDTH, device="cuda")
+        x = torch.zeros(1024, device="cuda")
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(4 * _BUSY_CYCLES)
+        run.model(batch)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="global")
+            x += 1
+            time.sleep(0.5)  # the watchdog looks ten times a second
+            graph.capture_end()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(x, torch.ones_like(x))
+
+
+def test_capturing_beside_calls(two_ranks: RankGroup) -> None:
+    two_ranks.run(captured_beside)

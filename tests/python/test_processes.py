@@ -274,3 +274,22 @@ def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(tmp_path: Path) -> None:
     assert (code, peer) == ("peer_dead", 0), text
     assert "rank 0 was interrupted in barrier" in text
     processes[1].kill()
+
+
+def _fork_and_go_on(comm: Any, pipe: Connection) -> None:
+    comm.barrier()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(LIMIT_S))
+        comm.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    comm.barrier()  # neither this rank nor its peers have lost it
+
+
+def test_a_forked_child_ends_nothing(tmp_path: Path) -> None:
+    processes, pipes = _start(_fork_and_go_on, 2, tmp_path)
+    for pipe in pipes:
+        assert _answer(pipe)[0] == "ok"
+    for process in processes:
+        process.join(LIMIT_S)

@@ -87,8 +87,11 @@ def await_ranks(process_group: dist.ProcessGroup, seconds: float) -> None:
     deadline, pause = time.monotonic() + seconds, 0.001
     while not store.check([f"{key}/all"]):
         if time.monotonic() > deadline:
+            # Did not call, so that all may try again: unless the last one came just now.
+            if store.add(key, -1) == len(ranks) - 1:
+                store.add(key, 1)
+                return
             missing = [rank for rank in ranks if not store.check([f"{key}/{rank}"])]
-            store.add(key, -1)  # did not call, so that all may try again
             store.delete_key(f"{key}/{dist.get_rank()}")
             _arrivals[name] -= 1
             raise make_error(
@@ -193,6 +196,7 @@ class Channel:
             fabric=_core.Fabric.NCCL if on_gpu else _core.Fabric.HOST,
             device=device.index if device.index is not None else -1,
             allocate=self.segment_memory.allocate if on_gpu else None,
+            free_cached=torch.cuda.empty_cache if on_gpu else None,
             compute_streams=list(compute_streams),
             sum_ctas=self.sums.ctas,
         )

@@ -138,6 +138,13 @@ class CudaDevice final : public Device {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   void MakeCurrent() override { CheckCuda(cudaSetDevice(index_), "choosing the GPU"); }
+  // A capture in CUDA's default mode forbids other threads to query an event, and ends as invalid
+  // if one does, unless that thread minds its own captures only.
+  void MakeCurrentInBackground() override {
+    MakeCurrent();
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
+    CheckCuda(cudaThreadExchangeStreamCaptureMode(&mode), "setting a thread's capture mode");
+  }
 
   Stream CreateStream() override {
     cudaStream_t stream = nullptr;

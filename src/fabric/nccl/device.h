@@ -5,7 +5,7 @@
 // fake that executes on host memory (tests/fabric/nccl). cuda_device.cc and nccl_library.cc are the
 // real thing. Streams and events are opaque handles. All functions enqueue and return, unless they
 // say otherwise, and throw tide::Error. One thread at a time, but for the watchdog's, which calls
-// Device::MakeCurrent, Finished and Read beside it.
+// Device::MakeCurrentInBackground, Finished and Read beside it.
 #ifndef TIDE_FABRIC_NCCL_DEVICE_H_
 #define TIDE_FABRIC_NCCL_DEVICE_H_
 
@@ -64,6 +64,9 @@ class Device {
   virtual ~Device() = default;
   // Makes the device current on the calling thread. Every thread calls it once.
   virtual void MakeCurrent() = 0;
+  // The same on a thread of the fabric's own. What it calls from then on is legal also while other
+  // threads capture a graph, and leaves their captures valid.
+  virtual void MakeCurrentInBackground() { MakeCurrent(); }
 
   // Not blocked by the legacy stream, of the highest priority.
   virtual Stream CreateStream() = 0;

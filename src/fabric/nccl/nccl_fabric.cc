@@ -94,7 +94,7 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
   watchdog.expired = std::move(expired);
   watchdog.read_counters = [device = parts_.device.get(), memory = counter_memory_] {
     std::vector<uint64_t> values(static_cast<size_t>(memory.bytes) / sizeof(uint64_t));
-    device->MakeCurrent();
+    device->MakeCurrentInBackground();
     device->Read(values.data(), memory.address, memory.bytes);
     return values;
   };
@@ -112,7 +112,10 @@ NcclFabric::NcclFabric(Bootstrap& bootstrap, const CommunicatorOptions& options,
 }
 
 void NcclFabric::Connect() {
-  const std::string mine = rank() == 0 ? parts_.library->UniqueId() : std::string();
+  std::string mine;
+  TakeStep(bootstrap_, "naming the communicator", "", [&] {
+    if (rank() == 0) mine = parts_.library->UniqueId();
+  });
   const std::string id = bootstrap_.AllGather(mine)[0];
   TakeStep(bootstrap_, "connecting the ranks", parts_.library->Description(), [&] {
     // One-sided operations are the rails'; each communicator that has them costs a thread.
@@ -243,6 +246,12 @@ void NcclFabric::CheckRange(SegmentAddress address, int64_t bytes) const {
 }
 
 std::shared_ptr<Prepared> NcclFabric::Prepare(const Program& program) {
+  try {
+    return executor_->Prepare(program);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory || !options_.free_cached_memory) throw;
+  }
+  options_.free_cached_memory();
   return executor_->Prepare(program);
 }
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "fabric/machine/mismatch.h"
+#include "fabric/nccl/agreement.h"
 #include "tide/error.h"
 
 namespace tide::nccl {
@@ -41,7 +42,8 @@ Peers::Peers(Bootstrap& bootstrap, const Topology& topology, std::chrono::nanose
         "with rank {}",
         unreached, bootstrap.world(), rank_);
   }
-  watch_ = std::make_unique<machine::PeerWatch>(sockets_);
+  TakeStep(bootstrap, "looking after the ranks", "",
+           [&] { watch_ = std::make_unique<machine::PeerWatch>(sockets_); });
 }
 
 std::string Peers::SharePages() {

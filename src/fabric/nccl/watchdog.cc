@@ -76,7 +76,7 @@ void Watchdog::Run() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  device_.MakeCurrent();
+  device_.MakeCurrentInBackground();
   const auto poll = std::chrono::ceil<std::chrono::milliseconds>(options_.poll);
   while (peers_.Sleep(poll)) {
     try {

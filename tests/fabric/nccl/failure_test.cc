@@ -126,6 +126,12 @@ TEST(NcclFailure, RanksThatAreNotOrderedByNode) {
   ExpectAll(Lacking(2, lack), ErrorCode::kMismatch, "2 of 4 ranks can't, first rank 2: " + text);
 }
 
+TEST(NcclFailure, NoNameForTheCommunicator) {
+  const auto lack = [](testing::FakeTraits& traits) { traits.unique_id = false; };
+  ExpectAll(Lacking(0, lack), ErrorCode::kInternal,
+            "naming the communicator: rank 0: no network device");
+}
+
 TEST(NcclFailure, NoWindows) {
   const auto lack = [](testing::FakeTraits& traits) { traits.windows = false; };
   ExpectAll(Lacking(0, lack), ErrorCode::kUnsupported, "rank 0: no symmetric windows");
@@ -194,6 +200,41 @@ CommunicatorOptions ShortOptions(int nodes) {
   options.nodes = nodes;
   options.timeout = std::chrono::seconds(1);
   return options;
+}
+
+// Of an all-gather that casts on two ranks, while rank 1 is refused the table that often.
+struct Refused {
+  std::vector<Outcome> outcomes;
+  int freed = 0;
+};
+Refused GatherWithRefusals(int refusals) {
+  const auto world = std::make_shared<FakeWorld>(2, 1, Order::kStreams);
+  Refused result;
+  result.outcomes = Outcomes(2, [&](Bootstrap& bootstrap) {
+    const testing::ExpectAbandoned expect;
+    CommunicatorOptions options = ShortOptions(1);
+    if (bootstrap.rank() == 1) options.free_cached_memory = [&] { ++result.freed; };
+    Communicator comm(
+        std::make_unique<nccl::NcclFabric>(bootstrap, options, FakeParts(world, bootstrap.rank()),
+                                           [](const std::string&) {}),
+        options);
+    const int group = comm.RegisterGroup("layers.3", {{"w", 4, 4, DType::kBF16}});
+    const SegmentView landing = comm.AddSegment(comm.layout(group).landing_bytes(), "landing");
+    const std::vector<float> shard(8);
+    if (bootstrap.rank() == 1) world->traits(1).refused_tables = refusals;
+    comm.AllGather({group, {shard.data()}, {DType::kF32}, {landing.id, 0}});
+  });
+  world->Abandon();
+  return result;
+}
+
+TEST(NcclFailure, ATableTakesTheRoomOfWhatTheCallerKeepsUnused) {
+  const Refused once = GatherWithRefusals(1);
+  for (const Outcome& outcome : once.outcomes) EXPECT_EQ(outcome.text, "");
+  EXPECT_EQ(once.freed, 1);
+  const Refused twice = GatherWithRefusals(2);
+  EXPECT_EQ(twice.outcomes[1].code, ErrorCode::kOutOfMemory);
+  EXPECT_EQ(twice.freed, 1);
 }
 
 constexpr const char* kAdvice =

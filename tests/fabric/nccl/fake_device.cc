@@ -249,6 +249,11 @@ class FakeDevice final : public nccl::Device {
     return MakeSum(items);
   }
   std::unique_ptr<nccl::Kernel> MakeSum(const std::vector<SumItem>& items) override {
+    int& refused = world_.traits(rank_).refused_tables;
+    if (refused > 0) {
+      --refused;
+      throw Error(ErrorCode::kOutOfMemory, "making a table: out of memory");
+    }
     return std::make_unique<FakeSum>(world_, rank_, items);
   }
   std::unique_ptr<nccl::Kernel> MakeRefresh(const std::vector<SumItem>& items) override {

@@ -194,7 +194,10 @@ class FakeLibrary final : public nccl::NcclLibrary {
  public:
   FakeLibrary(FakeWorld& world, int rank) : world_(world), rank_(rank) {}
   std::string Description() const override { return "fake NCCL"; }
-  std::string UniqueId() override { return "id"; }
+  std::string UniqueId() override {
+    if (!world_.traits(rank_).unique_id) throw Error(ErrorCode::kInternal, "no network device");
+    return "id";
+  }
   std::unique_ptr<nccl::NcclCommunicator> Init(
       const std::string& unique_id, int world, int rank,
       const nccl::CommunicatorSettings& settings) override {

@@ -55,6 +55,8 @@ struct FakeTraits {
   bool peer_pointers = true;
   bool multimem = false;           // what NCCL says
   bool multicast_pointers = true;  // what it gives then
+  bool unique_id = true;
+  int refused_tables = 0;  // of sums, the next ones
 };
 
 class FakeWorld {
