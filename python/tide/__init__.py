@@ -65,7 +65,8 @@ def enable(
 
     Raises:
         tide.Error: "invalid_argument"; "mismatch" if ranks differ in models or options;
-            "out_of_memory"; "unsupported" with strict. Raised by all ranks alike.
+            "out_of_memory"; "unsupported" with strict; all ranks raise the same one. "timeout" if
+            other ranks do not call it, which it names.
     """
     from tide.fsdp.enable import enable_model
     from tide.fsdp.options import Options
@@ -79,6 +80,8 @@ def enable(
 
 def disable(model: nn.Module) -> None:
     """Returns ``model`` to torch's own collectives. Parameters that TIDE filled stay valid.
+
+    Every rank calls it at the same point of the program.
 
     Raises:
         tide.Error: "invalid_argument" if the model is not enabled.

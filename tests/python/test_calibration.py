@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tide
 import torch
-from tide import _core
+from tide import _core, file_lock
 from tide.calibration import gpu as gpus
 from tide.calibration import measure, store
 from tide.cli import app
@@ -162,14 +162,14 @@ def _process(cache: str, second_waits: Event, measured: Any) -> None:
     import os
 
     os.environ["TIDE_CACHE"] = cache
-    store._POLL_S = 0.001
-    real_sleep = store.time.sleep
+    file_lock._POLL_S = 0.001
+    real_sleep = file_lock.time.sleep
 
     def sleep(seconds: float) -> None:
         second_waits.set()
         real_sleep(seconds)
 
-    store.time = SimpleNamespace(sleep=sleep, monotonic=store.time.monotonic)
+    file_lock.time = SimpleNamespace(sleep=sleep, monotonic=file_lock.time.monotonic)
 
     def slow() -> dict[str, Any]:
         measured.put("once")

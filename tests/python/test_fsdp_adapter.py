@@ -240,6 +240,28 @@ def fallbacks(context: Context) -> None:
     assert "custom all-gather _CustomAllGather" in reasons(custom)
     double = fully_shard(nn.Linear(4, 4).double(), mesh=fm.mesh())
     assert _failure(lambda: tide.enable(double, strict=True)).code == "unsupported"
+    narrowed = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    double = fully_shard(nn.Linear(4, 4).double(), mesh=fm.mesh(), mp_policy=narrowed)
+    stored = "weight is stored as float64; expected one of bfloat16, float16, float32"
+    assert f"all_gather: {stored}" in reasons(double)
+
+
+def late_groups(context: Context) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    fully_shard(model[0], mesh=fm.mesh())
+    note = "on torch's path, since fully_shard came after tide.enable: 1, 2 (tide.disable"
+    with tide.enable(model, strict=True) as handle:
+        assert note not in str(handle.report())
+        for module in (model[1], model[2], model):
+            fully_shard(module, mesh=fm.mesh())
+        model(torch.randn(2, 4)).sum().backward()
+        assert note in str(handle.report())
+        assert [group["name"] for group in handle.report().groups] == ["0"]
+    assert "fully_shard came after" not in str(handle.report())
+
+
+def test_groups_made_after_enabling_are_named(ranks: Ranks) -> None:
+    ranks(2).run(late_groups)
 
 
 def _custom_all_gather() -> type:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import fsdp_models as fm
 import pytest
@@ -11,6 +13,7 @@ import torch
 from spawn import Context, RankGroup
 from test_fsdp_adapter import between, survivors
 from test_fsdp_slots import live_slots, reuse
+from tide.fsdp import storage
 from torch import nn
 
 Ranks = Callable[[int], RankGroup]
@@ -90,3 +93,19 @@ def owner(context: Context, expected: str) -> None:
 def test_report_names_the_owner(ranks: Ranks, unshared: RankGroup) -> None:
     ranks(2).run(owner, "node")
     unshared.run(owner, "rank")
+
+
+def test_a_compiler_that_hangs_has_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_COMPILE_S", 0.2)
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nexec sleep 100\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(RuntimeError, match=rf"within 0.2 s\ncommand: {compiler}"):
+        storage._build_in(tmp_path, storage.source_path())
+    with open(tmp_path / "lock", "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="has held .*lock for 0.2 s; end it, or set TIDE_"):
+            storage._build_in(tmp_path, storage.source_path())

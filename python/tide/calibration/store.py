@@ -8,24 +8,21 @@ Everything here runs without a GPU.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tide import Error, _core
 from tide.calibration.gpu import Gpu
+from tide.file_lock import locked
 from tide.fsdp import settings
 
 # A measurement takes seconds; whoever holds the lock for longer hangs.
 _LOCK_S = 60.0
-_POLL_S = 0.02
 BF16_BYTES = 2
 
 
@@ -108,24 +105,6 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    deadline = time.monotonic() + _LOCK_S
-    with open(path.with_name(f"{path.name}.lock"), "a", encoding="ascii") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"another process has held {lock.name} for {_LOCK_S:g} s; end it, or set "
-                        "TIDE_CALIBRATE=off"
-                    ) from None
-                time.sleep(_POLL_S)
-        yield
-
-
 def finish(machine: dict[str, Any], nodes: int, local_ranks: int) -> str:
     """Returns the file of a machine that was measured, with the choice for these ranks."""
     ctas, why = choose(json.dumps(machine), nodes, local_ranks)
@@ -168,7 +147,8 @@ def load_or_measure(
         return Calibration(text, path, measured=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        lock = path.with_name(f"{path.name}.lock")
+        with locked(lock, _LOCK_S, "set TIDE_CALIBRATE=off"):
             if not force:
                 text, rejected = read(path, gpu)
                 if text is not None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
-from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
 import tide
 from tide import _core
-from tide.fsdp import contract, kept_landings, patches, settings, storage
 from tide.fsdp import group as groups_module
+from tide.fsdp import kept_landings, patches, settings, storage
 from tide.fsdp.communicators import (
     Channel,
     Failure,
@@ -27,14 +24,11 @@ from tide.fsdp.communicators import (
     share_failure,
 )
 from tide.fsdp.errors import make_error
-from tide.fsdp.group import ALL_GATHER, COLLECTIVES, GroupState
+from tide.fsdp.group import ALL_GATHER, COLLECTIVES
 from tide.fsdp.handle import Handle, handle_of, remember
+from tide.fsdp.members import Member, collect
 from tide.fsdp.options import Options
 from tide.fsdp.slots import SlotPool
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 # Of the groups that are resharded after forward: one in use, one prefetched.
 _LANDING_SLOTS = 2
@@ -43,65 +37,7 @@ _LANDING_SLOTS = 2
 _IN_PLACE_LANDINGS = 4
 
 
-@dataclass
-class _Member:
-    """One FSDPParamGroup inside the model, before it is enabled."""
-
-    group: FSDPParamGroup
-    state: GroupState
-    kept: bool  # stays unsharded between forward and backward
-
-    @property
-    def device(self) -> torch.device:
-        """Where the group's parameters lie."""
-        return self.group.device
-
-    @property
-    def process_group(self) -> dist.ProcessGroup | None:
-        """The ranks that the group is sharded over, or None if there is nothing to share."""
-        info = self.group.mesh_info
-        if not isinstance(info, FSDPMeshInfo) or info.shard_mesh_size == 1:
-            return None
-        return info.shard_process_group
-
-
-def _fsdp_states(model: nn.Module) -> list[tuple[FSDPState, str, bool]]:
-    """Returns (state, module name, is outermost) in the order of ``named_modules``."""
-    found: dict[FSDPState, tuple[str, bool]] = {}
-    outer: list[str] = []
-    for name, module in model.named_modules():
-        state = _get_module_fsdp_state(module)
-        if state is None or state in found:
-            continue
-        outermost = not any(prefix == "" or name.startswith(f"{prefix}.") for prefix in outer)
-        if outermost:
-            outer.append(name)
-        found[state] = (name or "(root)", outermost)
-    return [(state, name, outermost) for state, (name, outermost) in found.items()]
-
-
-def _collect(model: nn.Module) -> list[_Member]:
-    """Describes every FSDPParamGroup inside ``model``."""
-    prefixes = {id(module): name for name, module in model.named_modules()}
-    members = []
-    for state, name, outermost in _fsdp_states(model):
-        param_groups = contract.param_groups(state)
-        for i, group in enumerate(param_groups):
-            label = name if len(param_groups) == 1 else f"{name}#{i}"
-            world = getattr(group.mesh_info, "shard_mesh_size", 1)
-            layouts = []
-            for param in group.fsdp_params:
-                info = param._module_info
-                prefix = prefixes.get(id(info.module), "")
-                full = f"{prefix}.{info.param_name}" if prefix else info.param_name
-                layouts.append(groups_module.describe_param(param, full, world))
-            becomes_kept = outermost and bool(state._auto_reshard_after_forward)
-            kept = group.post_forward_mesh_info is None or becomes_kept
-            members.append(_Member(group, GroupState(group, label, layouts), kept))
-    return members
-
-
-def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
+def _signature(members: list[Member], options: Options) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "tide": tide.__version__,
@@ -123,12 +59,12 @@ def _signature(members: list[_Member], options: Options) -> dict[str, Any]:
     }
 
 
-def _any_enabled(members: list[_Member]) -> bool:
+def _any_enabled(members: list[Member]) -> bool:
     params = (param for member in members for param in member.group.fsdp_params)
     return any(groups_module.find(param) is not None for param in params)
 
 
-def _prepare(model: nn.Module, members: list[_Member], options: Options) -> tuple[str, str] | None:
+def _prepare(model: nn.Module, members: list[Member], options: Options) -> tuple[str, str] | None:
     """Does everything that can fail on this rank alone. Returns (code, message) of a failure."""
     problem = options.problem()
     if not isinstance(model, nn.Module):
@@ -155,7 +91,7 @@ def _prepare(model: nn.Module, members: list[_Member], options: Options) -> tupl
     return None
 
 
-def _check_strict(members: list[_Member]) -> None:
+def _check_strict(members: list[Member]) -> None:
     """Raises if a collective that was asked for stays on torch's path."""
     for member in members:
         for collective, reason in member.state.reasons.items():
@@ -169,13 +105,13 @@ def _check_strict(members: list[_Member]) -> None:
                 )
 
 
-def _process_groups(members: list[_Member]) -> list[dist.ProcessGroup]:
+def _process_groups(members: list[Member]) -> list[dist.ProcessGroup]:
     """Returns the distinct process groups, in order of first use."""
     found = {id(m.process_group): m.process_group for m in members if m.process_group is not None}
     return list(found.values())
 
 
-def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
+def _reserve(channel: Channel, pool: SlotPool, members: list[Member]) -> None:
     """Reserves landing slots and staging for a default FSDP2 step. Collective.
 
     The groups that are resharded after forward share a few slots.
@@ -190,13 +126,13 @@ def _reserve(channel: Channel, pool: SlotPool, members: list[_Member]) -> None:
     channel.core.reserve([m.state.need() for m in members])
 
 
-def _ring(members: list[_Member]) -> list[_Member]:
+def _ring(members: list[Member]) -> list[Member]:
     """Returns the groups that take turns in the shared slots."""
     return [m for m in members if not m.kept and m.state.path(ALL_GATHER) == "tide"]
 
 
 def _reserve_more(
-    channel: Channel, pool: SlotPool, process_group: dist.ProcessGroup, members: list[_Member]
+    channel: Channel, pool: SlotPool, process_group: dist.ProcessGroup, members: list[Member]
 ) -> None:
     """Reserves slots for more of the last layers, where memory is plentiful. Collective.
 
@@ -214,7 +150,7 @@ def _reserve_more(
 
 
 def _reuses_slots(
-    process_group: dist.ProcessGroup, members: list[_Member], options: Options
+    process_group: dist.ProcessGroup, members: list[Member], options: Options
 ) -> bool:
     """Returns whether gradients move into vacated landing slots. Collective.
 
@@ -236,7 +172,7 @@ def _least_free_bytes(device: torch.device, process_group: dist.ProcessGroup) ->
     return min(exchange_objects(free + unused, process_group))
 
 
-def _compute_streams(device: torch.device, members: list[_Member]) -> list[int]:
+def _compute_streams(device: torch.device, members: list[Member]) -> list[int]:
     """Returns the current stream and those of FSDP2 that exist; it makes them in its first forward.
 
     FSDP2's hold what compute waits for.
@@ -252,14 +188,14 @@ def _compute_streams(device: torch.device, members: list[_Member]) -> list[int]:
     return sorted(streams)
 
 
-def _grad_bytes(members: list[_Member]) -> int:
+def _grad_bytes(members: list[Member]) -> int:
     """Returns the bytes of an element of the largest group's widest gradient."""
     layouts = max((m.state.layouts for m in members), key=lambda own: sum(p.numel for p in own))
     return max(layout.dtype.itemsize for layout in layouts)
 
 
 def _connect(
-    process_group: dist.ProcessGroup, members: list[_Member], options: Options
+    process_group: dist.ProcessGroup, members: list[Member], options: Options
 ) -> SlotPool | None:
     """Creates what the groups on one process group need. Collective.
 
@@ -308,9 +244,7 @@ def _connect(
     return pool
 
 
-def _time_limit(
-    process_group: dist.ProcessGroup, members: list[_Member], options: Options
-) -> float:
+def _time_limit(process_group: dist.ProcessGroup, members: list[Member], options: Options) -> float:
     """Returns how many seconds the other ranks may take to call ``tide.enable``, too."""
     device = next(m.device for m in members if m.process_group is process_group)
     asked = None
@@ -320,7 +254,7 @@ def _time_limit(
 
 
 def _connect_all(
-    process_groups: list[dist.ProcessGroup], members: list[_Member], options: Options
+    process_groups: list[dist.ProcessGroup], members: list[Member], options: Options
 ) -> list[SlotPool]:
     """Connects one process group after the other, all or none. Collective.
 
@@ -338,10 +272,8 @@ def _connect_all(
             try:
                 pool = _connect(process_group, mine, options)
             except Exception as raised:
-                error, failure = (
-                    raised,
-                    own_failure((getattr(raised, "code", "internal"), str(raised))),
-                )
+                error = raised
+                failure = own_failure((getattr(raised, "code", "internal"), str(raised)))
             else:
                 pools += [pool] if pool is not None else []
         for process_group in process_groups:
@@ -357,7 +289,7 @@ def _connect_all(
 
 def enable_model(model: nn.Module, options: Options) -> Handle:
     """Implements ``tide.enable``."""
-    members = _collect(model) if isinstance(model, nn.Module) else []
+    members = collect(model) if isinstance(model, nn.Module) else []
     failure = _prepare(model, members, options)
     signature = _signature(members, options)
     process_groups = _process_groups(members)
@@ -384,7 +316,7 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
 
 def is_enabled(model: nn.Module) -> bool:
     """Returns whether a group of ``model`` runs through TIDE already."""
-    return _any_enabled(_collect(model))
+    return _any_enabled(collect(model))
 
 
 def disable_model(model: nn.Module) -> None:

@@ -117,14 +117,21 @@ def _both_reasons(group: FSDPParamGroup, layouts: list[ParamLayout]) -> str | No
     return None
 
 
+def _unsupported(name: str, how: str, dtype: torch.dtype) -> str:
+    served = ", ".join(str(served).removeprefix("torch.") for served in CORE_DTYPES)
+    return f"{name} {how} {str(dtype).removeprefix('torch.')}; expected one of {served}"
+
+
 def _all_gather_reason(group: FSDPParamGroup, layouts: list[ParamLayout]) -> str | None:
     if type(group._all_gather_comm) is not DefaultAllGather:
         return f"custom all-gather {type(group._all_gather_comm).__name__}"
     for param, layout in zip(group.fsdp_params, layouts, strict=True):
         if layout.shard_dim != 0:
             return f"{layout.name} is sharded on dimension {layout.shard_dim}"
-        if layout.dtype not in CORE_DTYPES or param.sharded_param.dtype not in CORE_DTYPES:
-            return f"{layout.name} has unsupported dtype {layout.dtype}"
+        if layout.dtype not in CORE_DTYPES:
+            return _unsupported(layout.name, "is gathered in", layout.dtype)
+        if param.sharded_param.dtype not in CORE_DTYPES:
+            return _unsupported(layout.name, "is stored as", param.sharded_param.dtype)
     return None
 
 
@@ -133,7 +140,7 @@ def _reduce_scatter_reason(group: FSDPParamGroup, layouts: list[ParamLayout]) ->
         return f"custom reduce-scatter {type(group._reduce_scatter_comm).__name__}"
     for layout in layouts:
         if layout.trainable and layout.dtype not in CORE_DTYPES:
-            return f"{layout.name} has unsupported dtype {layout.dtype}"
+            return _unsupported(layout.name, "has gradients of", layout.dtype)
     wanted = group.mp_policy.reduce_dtype
     dtypes = {wanted} if wanted is not None else {x.dtype for x in layouts if x.trainable}
     for dtype in dtypes:

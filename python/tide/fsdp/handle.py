@@ -14,6 +14,7 @@ from tide.fsdp import group as groups_module
 from tide.fsdp import patches
 from tide.fsdp.all_gather import TideAllGatherResult
 from tide.fsdp.group import ALL_GATHER, REDUCE_SCATTER, GroupState
+from tide.fsdp.members import named_groups
 from tide.fsdp.options import Options
 from tide.fsdp.report import Report
 from tide.fsdp.segment_memory import LEAST
@@ -153,6 +154,20 @@ class Handle:
             "had left in the landing, and moved what differed (TIDE_KEEP_LANDINGS=off gathers all)"
         ]
 
+    def _late_notes(self) -> list[str]:
+        """Names the groups that fully_shard has made since."""
+        model = self._model()
+        if model is None or not self._enabled:
+            return []
+        known = {id(state.group_ref()) for state in self._states}
+        late = [name for name, group, _ in named_groups(model) if id(group) not in known]
+        if not late:
+            return []
+        return [
+            f"on torch's path, since fully_shard came after tide.enable: {', '.join(late)} "
+            "(tide.disable, then tide.enable, takes them in)"
+        ]
+
     def report(self) -> Report:
         """Returns which collective of which group runs where, and why."""
         rows = []
@@ -174,7 +189,7 @@ class Handle:
         notes += sorted({channel.sums.note for channel in self.channels if channel.sums.note})
         notes += sorted(self._unwatched_notes())
         notes += sorted({channel.aliasing for channel in self.channels if channel.aliasing})
-        notes += [*self._mode_notes(), *self._kept_notes()]
+        notes += [*self._mode_notes(), *self._kept_notes(), *self._late_notes()]
         if not self._enabled:
             notes.append("disabled")
         regions: Counter[str] = Counter()

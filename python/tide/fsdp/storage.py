@@ -8,7 +8,6 @@ with ctypes. Compiling is safe when all ranks of a host do it at once.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -21,10 +20,13 @@ from pathlib import Path
 
 import torch
 
+from tide.file_lock import locked
 from tide.fsdp import settings
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARY = "libtide_torch_storage.so"
+# Compiling takes half a minute; what takes longer than this hangs.
+_COMPILE_S = 600.0
 
 
 def _checkout() -> Path | None:
@@ -83,7 +85,15 @@ def _compile(source: Path, output: Path) -> None:
         *("-o", str(output), f"-L{torch_root / 'lib'}", "-lc10"),
         f"-Wl,-rpath,{torch_root / 'lib'}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_COMPILE_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(
+            "compiling TIDE's landing allocator did not come to its end within "
+            f"{_COMPILE_S:g} s\ncommand: {' '.join(command)}"
+        ) from error
     if done.returncode != 0:
         raise RuntimeError(
             f"could not compile TIDE's landing allocator for torch {torch.__version__}\n"
@@ -95,8 +105,7 @@ def _build_in(folder: Path, source: Path) -> Path:
     """Compiles into ``folder`` under a lock, so that the ranks of a host compile once."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / _LIBRARY
-    with open(folder / "lock", "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "lock", _COMPILE_S, "set TIDE_CACHE to another folder"):
         if library.is_file():
             return library
         handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
