@@ -1,8 +1,9 @@
 """Runs the C++ and the Python tests and closes with one line, `N passed, N failed`.
 
-Every test binary and every Python test file is a process group of its own with a hard time limit.
-A hang or a crash therefore fails by the name of the test that was running, is killed with all its
-children, and the rest goes on. Cases that a dead process left unrun count as failed.
+Every test binary is a process group of its own with a hard time limit, and so are the Python tests
+together: importing torch takes longer than most of them. A hang or a crash therefore fails by the
+name of the test that was running, is killed with all its children, and the rest goes on. C++ cases
+that a dead process left unrun count as failed, Python files behind it run in another process.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GTEST_RUN = re.compile(r"^\[ RUN      \] (\S+)", re.MULTILINE)
 GTEST_END = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] ([^\s,]+)", re.MULTILINE)
-PYTEST_BEGIN = re.compile(r"^(tests/\S+::.+?) (?=PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|$)", re.M)
+# Python's faulthandler goes on in the line of the test.
+PYTEST_BEGIN = re.compile(
+    r"^(tests/\S+::.+?) "
+    r"(?=PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS|Fatal Python error|Timeout \(|$)",
+    re.M,
+)
 PYTEST_END = re.compile(r"^(tests/\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b", re.M)
 PYTEST_NO_TESTS = 5
 TAIL_LINES = 60
@@ -37,6 +44,7 @@ class Outcome:
     skipped: int = 0
     failed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     log: str = ""
+    seconds: float = 0
 
 
 @dataclasses.dataclass
@@ -55,8 +63,31 @@ class Process:
         return f"exit code {self.code}"
 
 
-def run_process(command: list[str], limit_s: float, env: dict[str, str] | None = None) -> Process:
-    """Runs command in its own process group, which is killed at the end, children included."""
+def wait(child: subprocess.Popen[bytes], limit_s: float, log: int | None) -> int | None:
+    """Returns the exit code, None after the limit, which begins anew whenever the log grows."""
+    if log is None:
+        try:
+            return child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+    size, deadline = 0, time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            return child.wait(1)
+        except subprocess.TimeoutExpired:
+            grown = os.fstat(log).st_size
+            if grown > size:
+                size, deadline = grown, time.monotonic() + limit_s
+    return None
+
+
+def run_process(
+    command: list[str], limit_s: float, env: dict[str, str] | None = None, progress: bool = False
+) -> Process:
+    """Runs command in its own process group, which is killed at the end, children included.
+
+    The limit is of all of it or, with ``progress``, of the time in which it writes nothing.
+    """
     with tempfile.TemporaryFile() as out:  # not a pipe: a surviving child would keep it open
         child = subprocess.Popen(
             command,
@@ -68,9 +99,7 @@ def run_process(command: list[str], limit_s: float, env: dict[str, str] | None =
             start_new_session=True,
         )
         try:
-            code: int | None = child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = wait(child, limit_s, out.fileno() if progress else None)
         finally:
             try:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -155,57 +184,94 @@ def run_gtest(binary: str, limit_s: float, tier: str) -> Outcome:
     return outcome
 
 
-def read_junit(path: Path) -> Outcome:
-    """Counts of a pytest run; a case with several entries (a failing teardown) counts once."""
-    worst: dict[str, str] = {}
+def read_junit(path: Path, files: list[str]) -> dict[str, Outcome]:
+    """Counts of a pytest run, by file; a case with several entries counts once, as the worst.
+
+    A failing teardown is such an entry. The log of a file has what its failed cases said.
+    """
+    worst: dict[tuple[str, str], str] = {}
+    outcomes = {file: Outcome() for file in files}
     order = ["passed", "skipped", "failed"]
     for case in ET.parse(path).iter("testcase"):
-        name = f"{case.get('classname')}::{case.get('name')}"
-        bad = case.find("failure") is not None or case.find("error") is not None
+        # "tests.python.test_run" and perhaps a class; of a file that can't be collected the name.
+        module = case.get("classname") or case.get("name", "")
+        words = module.split(".")
+        known = ("/".join(words[: i + 1]) + ".py" for i in range(len(words)))
+        file = next((name for name in known if name in outcomes), files[-1])
+        outcome = outcomes[file]
+        bad = [word for kind in ("failure", "error") for word in case.findall(kind)]
         state = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
+        name = (file, case.get("name", ""))
         worst[name] = max(worst.get(name, "passed"), state, key=order.index)
-    states = list(worst.values())
-    return Outcome(
-        states.count("passed"),
-        states.count("skipped"),
-        [(name, "failed") for name, state in worst.items() if state == "failed"],
-    )
+        outcome.seconds += float(case.get("time", 0))
+        for word in bad:
+            outcome.log += f"--- {name[1]}\n{word.text}\n"
+    for (file, name), state in worst.items():
+        outcome = outcomes[file]
+        outcome.passed += state == "passed"
+        outcome.skipped += state == "skipped"
+        if state == "failed":
+            outcome.failed.append((name, "failed"))
+    return outcomes
 
 
-def read_dead_pytest(process: Process, limit_s: float) -> Outcome:
-    """Counts of a pytest process that ended without a report, by its progress lines."""
-    ends = dict(PYTEST_END.findall(process.log))
-    words = list(ends.values())
-    outcome = Outcome(words.count("PASSED"), words.count("SKIPPED"))
-    outcome.failed = [
-        (name, "failed") for name, word in ends.items() if word in ("FAILED", "ERROR")
-    ]
-    running = [name for name in PYTEST_BEGIN.findall(process.log) if name not in ends]
+def read_dead_pytest(process: Process, paths: list[str], limit_s: float) -> dict[str, Outcome]:
+    """Counts of a pytest process that ended without a report, by file, by its progress lines.
+
+    Only of the files that it came to.
+    """
+    words = dict(PYTEST_END.findall(process.log))
+    begun = [*dict.fromkeys(PYTEST_BEGIN.findall(process.log))]
+    last = begun[-1].split("::")[0] if begun else paths[0]
+    outcomes = {path: Outcome() for path in paths[: paths.index(last) + 1]}
+    for name in begun:
+        outcome = outcomes[name.split("::")[0]]
+        word = words.get(name)
+        outcome.passed += word == "PASSED"
+        outcome.skipped += word == "SKIPPED"
+        if word in ("FAILED", "ERROR"):
+            outcome.failed.append((name, "failed"))
+    running = [name for name in begun if name not in words]
     culprit = running[-1] if running else "(before the first or after the last test)"
-    outcome.failed.append((culprit, f"{process.reason(limit_s)}; later tests did not run"))
-    return outcome
+    why = f"{process.reason(limit_s)}; later tests of the file did not run"
+    outcomes[last].failed.append((culprit, why))
+    outcomes[last].log = process.log
+    return outcomes
 
 
-def run_pytest(path: Path, limit_s: float, tier: str) -> Outcome:
-    """Runs one Python test file."""
+def run_pytest(paths: list[str], limit_s: float, tier: str) -> dict[str, Outcome]:
+    """Runs Python test files in one process, up to the first that ends or holds it up.
+
+    The limit is of the time between two lines of progress.
+    """
     env = dict(os.environ, PYTHONUNBUFFERED="1", COLUMNS="200")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        name = path.relative_to(ROOT).as_posix()
-        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", name]
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *paths]
+        command += ["--continue-on-collection-errors"]
         # The stacks of a hanging test are printed halfway to the time limit.
         command += [f"--junitxml={report}", "-o", f"faulthandler_timeout={0.5 * limit_s:.1f}"]
-        process = run_process(
-            command + (["-m", "not slow"] if tier == "fast" else []), limit_s, env
-        )
-        if process.code == PYTEST_NO_TESTS:
-            return Outcome(log=process.log)
-        complete = process.code is not None and report.exists()
-        outcome = read_junit(report) if complete else read_dead_pytest(process, limit_s)
-    if process.code != 0 and not outcome.failed:
-        outcome.failed.append(("(exit of pytest)", process.reason(limit_s)))
-    outcome.log = process.log
-    return outcome
+        command += ["-m", "not slow"] if tier == "fast" else []
+        process = run_process(command, limit_s, env, progress=True)
+        if process.code is None or not report.exists():
+            return read_dead_pytest(process, paths, limit_s)
+        outcomes = read_junit(report, paths)
+    expected = (0, 1, PYTEST_NO_TESTS)
+    if process.code not in expected or (
+        process.code == 1 and not any(outcome.failed for outcome in outcomes.values())
+    ):
+        outcomes[paths[-1]].failed.append(("(exit of pytest)", process.reason(limit_s)))
+        outcomes[paths[-1]].log += process.log
+    return outcomes
+
+
+def run_python(paths: list[str], limit_s: float, tier: str) -> Iterator[tuple[str, Outcome]]:
+    """Runs Python test files: those behind one that ends or holds up its process in another."""
+    while paths:
+        print(f"     Python tests, {len(paths)} files", flush=True)
+        outcomes = run_pytest(paths, limit_s, tier)
+        yield from outcomes.items()
+        paths = [path for path in paths if path not in outcomes]
 
 
 def find_gtests(build: Path) -> list[tuple[str, str, float]]:
@@ -224,7 +290,7 @@ def find_gtests(build: Path) -> list[tuple[str, str, float]]:
     return found
 
 
-def show(name: str, outcome: Outcome, seconds: float) -> None:
+def show(name: str, outcome: Outcome) -> None:
     """Prints the line of one process, and the end of its output if something failed."""
     if outcome.failed:
         print("\n".join(outcome.log.splitlines()[-TAIL_LINES:]))
@@ -232,7 +298,7 @@ def show(name: str, outcome: Outcome, seconds: float) -> None:
     counts = f"{outcome.passed:4d} passed"
     counts += f", {len(outcome.failed)} failed" if outcome.failed else ""
     counts += f", {outcome.skipped} skipped" if outcome.skipped else ""
-    print(f"{word} {name:<44} {seconds:6.1f} s  {counts}", flush=True)
+    print(f"{word} {name:<44} {outcome.seconds:6.1f} s  {counts}", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -242,29 +308,40 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fast", action="store_true", help="leave out *Slow* and marker slow")
     parser.add_argument("--all", action="store_true", help="also *FullProduct*, which takes hours")
     parser.add_argument("--cpp-only", action="store_true", help="no Python tests")
-    parser.add_argument("--limit", type=float, default=600, help="seconds for one Python file")
+    parser.add_argument(
+        "--limit", type=float, default=600, help="seconds without progress of Python tests"
+    )
     parser.add_argument("--scale", type=float, default=1, help="factor on every time limit")
     parser.add_argument("only", nargs="*", help="run what has one of these words in its name")
     return parser.parse_args()
+
+
+def run_all(arguments: argparse.Namespace, tier: str) -> Iterator[tuple[str, Outcome]]:
+    """Runs what was asked for, one after the other."""
+
+    def wanted(name: str) -> bool:
+        return not arguments.only or any(word in name for word in arguments.only)
+
+    for name, binary, limit_s in find_gtests(arguments.build):
+        if wanted(name):
+            start = time.monotonic()
+            outcome = run_gtest(binary, limit_s * arguments.scale, tier)
+            outcome.seconds = time.monotonic() - start
+            yield name, outcome
+    if not arguments.cpp_only:
+        found = sorted((ROOT / "tests" / "python").glob("**/test_*.py"))
+        paths = [path.relative_to(ROOT).as_posix() for path in found]
+        paths = [path for path in paths if wanted(path)]
+        yield from run_python(paths, arguments.limit * arguments.scale, tier)
 
 
 def main() -> int:
     """Runs everything; 0 if at least one test ran and none failed."""
     arguments = parse_arguments()
     tier = "fast" if arguments.fast else "all" if arguments.all else "test"
-    jobs = []
-    for name, binary, limit_s in find_gtests(arguments.build):
-        jobs.append((name, run_gtest, binary, limit_s))
-    if not arguments.cpp_only:
-        for path in sorted((ROOT / "tests" / "python").glob("**/test_*.py")):
-            jobs.append((path.relative_to(ROOT).as_posix(), run_pytest, path, arguments.limit))
     passed, skipped, failed = 0, 0, []
-    for name, run, target, limit_s in jobs:
-        if arguments.only and not any(word in name for word in arguments.only):
-            continue
-        start = time.monotonic()
-        outcome = run(target, limit_s * arguments.scale, tier)
-        show(name, outcome, time.monotonic() - start)
+    for name, outcome in run_all(arguments, tier):
+        show(name, outcome)
         passed += outcome.passed
         skipped += outcome.skipped
         failed += [(name, *entry) for entry in outcome.failed]
