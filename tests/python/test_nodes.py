@@ -99,7 +99,7 @@ class _Weighted(nn.Module):
 def _weighted_gradients(context: Context, name: str, options: dict[str, Any] | None) -> Any:
     torch.manual_seed(7)
     model = _Weighted()
-    fully_shard(model, mesh=fm.cpu_mesh(), mp_policy=fm.POLICIES[name])
+    fully_shard(model, mesh=fm.mesh(), mp_policy=fm.POLICIES[name])
     handle = tide.enable(model, strict=True, **options) if options is not None else None
     model(context.rank).backward()
     gradients = fm.snapshot(model, "grad")
