@@ -2,14 +2,18 @@
 // that may wait, and turns tide::Error into tide._core.Error.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "calibration.h"
 #include "communicator.h"
+#include "fabric/host/memory_limit.h"
 #include "kernels/host/kernels.h"
 #include "layout/format_bytes.h"
 #include "nccl.h"
@@ -56,6 +60,11 @@ nb::list ConfigRows() {
   return rows;
 }
 
+std::pair<int64_t, std::string> AvailableMemory() {
+  auto limit = tide::host::ReadMemoryLimit();
+  return {limit.available_bytes, std::move(limit.source)};
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -78,6 +87,8 @@ NB_MODULE(_core, m) {
   BindSim(m);
   BindVerify(m);
   m.def("config", &ConfigRows);
+  m.def("available_memory", &AvailableMemory,
+        "Bytes of memory that this process may still take, and what limits them.");
   m.def("warnings", [] { return tide::ReadConfig().warnings; });
   m.def("format_bytes", &tide::FormatBytes);
   m.def("target", [] { return std::string(tide::kernels::TargetName()); });

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import types
@@ -12,9 +11,6 @@ import pytest
 from tide import _core
 from tide.cli import app
 from typer.testing import CliRunner
-
-# The package has the command under the module's name.
-verify = importlib.import_module("tide.cli.verify")
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -150,27 +146,20 @@ def test_refuses_what_it_would_ignore() -> None:
 def test_refuses_what_does_not_fit_into_memory(
     source: list[str], needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "_available_bytes", lambda: 24 * 2**30)
+    monkeypatch.setattr(_core, "available_memory", lambda: (24 * 2**30, "a limit"))
     code, text = run(*source, "--nodes", "300", "--local", "8")
     assert (code, text) == (
         2,
         f"tide verify: 300 nodes x 8 = 2,400 ranks: a proof takes about {needed} of memory or "
-        "more, 24 GiB are available; try fewer nodes, since schedules repeat, or --exhaustive, "
-        "which checks all node counts up to 1024 without programs\n",
+        "more, 24 GiB are available (a limit); try fewer nodes, since schedules repeat, or "
+        "--exhaustive, which checks all node counts up to 1024 without programs\n",
     )
 
 
-def test_proves_where_the_system_does_not_say_what_is_available(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(verify, "_available_bytes", lambda: None)
-    code, text = run("--nodes", "2", "--local", "1", "--mode", "in_place")
-    assert code == 0, text
-
-
-def test_available_memory_is_known_on_linux() -> None:
-    available = verify._available_bytes()
-    assert available is not None and available > 2**20
+def test_available_memory_and_what_limits_it() -> None:
+    available, source = _core.available_memory()
+    assert available > 2**20
+    assert source
 
 
 def test_exhaustive_up_to_a_number_of_nodes() -> None:

@@ -106,32 +106,26 @@ def _llama_like() -> list[dict[str, Any]]:
     return [group("layer", layer), group("head", [(32001, 4096), (4096, 1)])]
 
 
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-
-
 def _check_memory(request: dict[str, Any], pair_bytes: int) -> None:
     """Refuses a proof that would not end but be killed.
 
     Raises:
         RequestError: a proof takes more memory than there is.
     """
+    from tide import _core
+
     nodes, local = request["nodes"], request["local_ranks"]
     if not all(isinstance(number, int) and number > 0 for number in (nodes, local)):
         return  # the core says what is wrong
-    ranks, available = nodes * local, _available_bytes()
+    ranks = nodes * local
+    available, source = _core.available_memory()
     needed = pair_bytes * ranks * ranks
-    if available is not None and needed > available:
+    if needed > available:
         raise RequestError(
             f"{nodes} nodes x {local} = {ranks:,} ranks: a proof takes about "
-            f"{human_bytes(needed)} of memory or more, {human_bytes(available)} are available; "
-            "try fewer nodes, since schedules repeat, or --exhaustive, which checks all node "
-            f"counts up to {_MOST_NODES} without programs"
+            f"{human_bytes(needed)} of memory or more, {human_bytes(available)} are available "
+            f"({source}); try fewer nodes, since schedules repeat, or --exhaustive, which checks "
+            f"all node counts up to {_MOST_NODES} without programs"
         )
 
 
