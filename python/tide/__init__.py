@@ -65,8 +65,9 @@ def enable(
 
     Raises:
         tide.Error: "invalid_argument"; "mismatch" if ranks differ in models or options;
-            "out_of_memory"; "unsupported" with strict; all ranks raise the same one. "timeout" if
-            other ranks do not call it, which it names.
+            "out_of_memory"; "unsupported" with strict; "internal" if something else failed on a
+            rank, which the message names; "timeout" if a rank has not called it within ``timeout``
+            and the process group's time limit. All ranks raise the same one.
     """
     from tide.fsdp.enable import enable_model
     from tide.fsdp.options import Options

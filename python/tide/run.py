@@ -41,16 +41,7 @@ class _Reporter:
         self._printed: list[tuple[Any, ...]] = []
         self._stepped = False
         self._rank = 0
-        self._found = False
-
-    @property
-    def found(self) -> bool:
-        """Whether any root ran, enabled here or by the script."""
-        return self._found
-
-    def find(self) -> None:
-        """Notes that a root runs."""
-        self._found = True
+        self.found_root = False  # enabled here or by the script
 
     def add(self, handle: Handle) -> None:
         """Remembers a handle; keeps it alive until the end of the process."""
@@ -85,7 +76,7 @@ def hook_roots(options: Options) -> _Reporter:
         fresh = self._is_root is None
         result = lazy_init(self)
         if fresh and self._is_root:
-            reporter.find()
+            reporter.found_root = True
             if not is_enabled(self._modules[0]):
                 reporter.add(enable_model(self._modules[0], options))
         return result
@@ -114,7 +105,7 @@ def _run_script(script: str, reporter: _Reporter, strict: bool) -> None:
         failed = True
         raise
     finally:
-        if not failed and not reporter.found:
+        if not failed and not reporter.found_root:
             if os.environ.get("RANK", "0") == "0":
                 message = f"{script} ran no forward of a fully_shard model; TIDE did nothing"
                 print(f"tide.run: {message}", file=sys.stderr, flush=True)

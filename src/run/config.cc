@@ -60,8 +60,8 @@ void SetStagingSlot(CommunicatorOptions* options, const ConfigRow& row) {
   options->reduce_scatter.staging.node_bytes = 0;
 }
 
-// All but the CTAs of a sum that change what ranks do are common: a sum's bits don't depend on
-// them.
+// Those are common that have to be equal for ranks to do the same. A sum's bits don't depend on its
+// CTAs, memory is each rank's own, and on multicast the ranks agree at set-up.
 std::vector<Variable> Variables() {
   using Options = CommunicatorOptions;
   using Row = ConfigRow;

@@ -22,7 +22,8 @@ struct PlannedProgram {
 
 // Which parameters have gradients can change from call to call, and each set is a program: of one
 // collective of one group the least recently used ones go. A group of a training job has two to
-// four: a bank each, with and without accumulation.
+// four: a bank each, with and without accumulation. On a GPU freeing a program's tables waits for
+// the device.
 inline constexpr size_t kMostVariants = 32;
 
 class ProgramCache {

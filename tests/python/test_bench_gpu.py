@@ -27,7 +27,7 @@ from tide.bench.gpu import (
 from tide.bench.gpu.rank import Sample, next_spin
 from tide.bench.launch import Context, LaunchError, launch
 from tide.cli import app
-from tide.fsdp.communicators import exchange_objects
+from tide.fsdp.agreement import exchange_objects
 from typer.testing import CliRunner
 
 # Shards of one size, padded ones, and a tensor with fewer rows than ranks.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import fsdp_models as fm
 import pytest
@@ -14,7 +14,7 @@ import tide
 import torch
 import torch.distributed as dist
 from spawn import Context, RankGroup
-from tide.fsdp import communicators
+from tide.fsdp import agreement, communicators
 from tide.fsdp import enable as enable_module
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,17 +29,38 @@ def _refusal(model: nn.Module, **options: float) -> tide.Error:
     return caught.value
 
 
+def _refusal_in_time(model: nn.Module, seconds: float) -> str:
+    """The text of the timeout if other ranks do not come within so many seconds."""
+    limit = enable_module._time_limit
+    enable_module._time_limit = lambda *_unused: seconds
+    try:
+        error = _refusal(model)
+    finally:
+        enable_module._time_limit = limit
+    assert error.code == "timeout"
+    return str(error)
+
+
 def alone(context: Context) -> None:
-    """A rank that enables alone is told who is missing, within its time limit."""
+    """Ranks that enable without the others are told who is missing; then all may try again."""
     model = fm.Setup(blocks=1).build()
     if context.rank == 1:
-        start = time.monotonic()
-        error = _refusal(model, timeout=0.5)
-        assert time.monotonic() - start < 10
-        assert error.code == "timeout"
-        assert "waited 0.5 s for ranks 0, 2 to call tide.enable" in str(error)
+        assert "for ranks 0, 2 to call tide.enable" in _refusal_in_time(model, 0.2)
     dist.barrier()
     tide.enable(model, strict=True).disable()
+    dist.barrier()
+    if context.rank != 0:
+        # The first one that has waited long enough speaks for both.
+        text = _refusal_in_time(model, 0.2 if context.rank == 1 else 1000.0)
+        assert "for rank 0 to call tide.enable" in text
+    dist.barrier()
+    tide.enable(model, strict=True).disable()
+    # Rounds that all have come to leave nothing in the store.
+    group = fm.mesh().get_group()
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    last = f"tide/enable/{group.group_name}/0/{agreement._rounds[group] - 1}"
+    assert not store.check([f"{last}/came"]) and not store.check([f"{last}/verdict"])
 
 
 def test_a_rank_that_enables_alone(ranks: Ranks) -> None:
@@ -124,6 +145,22 @@ def test_a_failure_of_some_ranks_is_one_of_all(ranks: Ranks) -> None:
     ranks(4).run(failing_pair)
 
 
+class _Poisoned:
+    """A core whose last call has failed; a closed one answers nothing."""
+
+    def __init__(self, core: Any) -> None:
+        self._core, self._closed, self.regions = core, False, {}
+
+    @property
+    def poisoned(self) -> bool:
+        assert not self._closed
+        return True
+
+    def close(self) -> None:
+        self._core.close()
+        self._closed = True
+
+
 def recreated(_context: Context) -> None:
     """A communicator that could not be replaced once is tried again."""
     mesh = fm.new_cpu_mesh()
@@ -131,7 +168,7 @@ def recreated(_context: Context) -> None:
     tide.enable(model, strict=True).disable()
     make = communicators.Channel
     (known,) = [c for owner, c in communicators._channels.values() if owner() is mesh.get_group()]
-    known.core = SimpleNamespace(poisoned=True, close=known.core.close, regions={})
+    known.core = _Poisoned(known.core)
 
     def refuse(*_unused: object) -> None:
         raise tide.fsdp.errors.make_error("out_of_memory", "no room now")

@@ -107,5 +107,5 @@ def test_a_compiler_that_hangs_has_a_deadline(
         storage._build_in(tmp_path, storage.source_path())
     with open(tmp_path / "lock", "a", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(TimeoutError, match="has held .*lock for 0.2 s; end it, or set TIDE_"):
+        with pytest.raises(TimeoutError, match="has held .*lock for 0.2 s; end it, or remove "):
             storage._build_in(tmp_path, storage.source_path())

@@ -109,7 +109,7 @@ def _communicator(context: Context, nodes: int) -> Any:
     import torch.distributed as dist
 
     from tide import _core
-    from tide.fsdp.communicators import exchange_objects
+    from tide.fsdp.agreement import exchange_objects
 
     exchange = partial(exchange_objects, process_group=dist.group.WORLD)
     return _core.Communicator(context.rank, context.world, exchange, _TIMEOUT_S, nodes=nodes)

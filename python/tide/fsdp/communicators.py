@@ -1,13 +1,10 @@
-"""One TIDE communicator for each process group, and the checks that all ranks agree."""
+"""One TIDE communicator for each process group."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,138 +13,13 @@ import torch.distributed as dist
 
 from tide import _core
 from tide.fsdp import settings
-from tide.fsdp.errors import make_error
+from tide.fsdp.agreement import exchange_objects, group_timeout
 from tide.fsdp.segment_memory import SegmentMemory
 from tide.fsdp.slots import SlotState, align
 from tide.fsdp.sum_budget import SumBudget, sum_budget
 
 if TYPE_CHECKING:
     from tide.fsdp.slots import Slot
-
-_DEFAULT_TIMEOUT_S = 1800.0
-
-
-def exchange_objects(value: object, process_group: dist.ProcessGroup) -> list[Any]:
-    """Returns the value of every rank of the process group, in rank order. Collective."""
-    values: list[Any] = [None] * process_group.size()
-    dist.all_gather_object(values, value, group=process_group)
-    return values
-
-
-def group_timeout(process_group: dist.ProcessGroup, device: torch.device) -> float:
-    """Returns the time limit in seconds of the process group's backend for ``device``."""
-    try:
-        backend = process_group._get_backend(device)
-        return backend.options._timeout.total_seconds()
-    except (AttributeError, RuntimeError):
-        return _DEFAULT_TIMEOUT_S
-
-
-def first_difference(expected: Any, actual: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Returns (path, expected value, actual value) where two JSON values first differ."""
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for key in sorted(expected.keys() | actual.keys()):
-            inner = f"{path}.{key}" if path else key
-            if found := first_difference(expected.get(key), actual.get(key), inner):
-                return found
-        return None
-    if isinstance(expected, list) and isinstance(actual, list):
-        for i, (left, right) in enumerate(zip(expected, actual, strict=False)):
-            if found := first_difference(left, right, f"{path}[{i}]"):
-                return found
-        if len(expected) != len(actual):
-            return f"len({path})", len(expected), len(actual)
-        return None
-    return None if expected == actual else (path, expected, actual)
-
-
-_LONGEST_PAUSE_S = 0.1
-_arrivals: Counter[str] = Counter()  # calls of await_ranks, by group
-
-
-def await_ranks(process_group: dist.ProcessGroup, seconds: float) -> None:
-    """Waits until all ranks of the group have called this as often as this one. Collective.
-
-    Through torch's store, which tells who is missing; without one nobody waits here.
-
-    Raises:
-        tide.Error: "timeout", with the missing ranks.
-    """
-    try:
-        store = dist.distributed_c10d._get_default_store()
-    except (AttributeError, RuntimeError, ValueError):
-        return
-    ranks = dist.get_process_group_ranks(process_group)
-    name = f"{process_group.group_name}/{ranks[0]}"  # disjoint groups may have one name
-    _arrivals[name] += 1
-    key = f"tide/enable/{name}/{_arrivals[name]}"
-    store.set(f"{key}/{dist.get_rank()}", "")
-    if store.add(key, 1) == len(ranks):
-        store.set(f"{key}/all", "")
-    deadline, pause = time.monotonic() + seconds, 0.001
-    while not store.check([f"{key}/all"]):
-        if time.monotonic() > deadline:
-            # Did not call, so that all may try again: unless the last one came just now.
-            if store.add(key, -1) == len(ranks) - 1:
-                store.add(key, 1)
-                return
-            missing = [rank for rank in ranks if not store.check([f"{key}/{rank}"])]
-            store.delete_key(f"{key}/{dist.get_rank()}")
-            _arrivals[name] -= 1
-            raise make_error(
-                "timeout",
-                f"waited {seconds:g} s for {_names(missing)} to call tide.enable: every rank calls "
-                "it, and tide.disable, at the same point of the program",
-                dist.get_rank(),
-                operation="enable",
-            )
-        time.sleep(pause)  # the store's own wait can't be interrupted, and warns
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-def _names(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
-
-
-# (code, message): why ranks cannot go on.
-Failure = tuple[str, str]
-
-
-def own_failure(failure: Failure) -> Failure:
-    """Returns a failure of this rank as the others are to read it."""
-    return failure[0], f"rank {dist.get_rank()}: {failure[1]}"
-
-
-def share_failure(failure: Failure | None, process_group: dist.ProcessGroup) -> Failure | None:
-    """Returns the failure of the first rank of the process group that has one. Collective."""
-    return next((f for f in exchange_objects(failure, process_group) if f is not None), None)
-
-
-def find_disagreement(
-    signature: dict[str, Any], process_group: dist.ProcessGroup
-) -> Failure | None:
-    """Compares what every rank is about to enable; the same answer on all of them. Collective.
-
-    Args:
-        signature: JSON-like description of the model and the options on this rank.
-        process_group: the ranks to compare.
-    """
-    # An option of a wrong type must not end this rank before the others hear of it.
-    text = json.dumps(signature, sort_keys=True, default=repr)
-    answers = exchange_objects(text, process_group)
-    ranks = dist.get_process_group_ranks(process_group)
-    expected = json.loads(answers[0])
-    for rank, other in zip(ranks, answers, strict=True):
-        if found := first_difference(expected, json.loads(other)):
-            path, left, right = found
-            return (
-                "mismatch",
-                "tide.enable expects the same model and options on all ranks, but they differ at "
-                f"{path}: {left!r} on rank {ranks[0]}, {right!r} on rank {rank}; "
-                "build the model and call tide.enable alike on every rank",
-            )
-    return None
 
 
 def _aliasing(streams: int) -> str:
@@ -208,7 +80,7 @@ class Channel:
         self._retired: list[Slot] = []
 
     def warn_of_aliasing(self) -> None:
-        """Warns, or raises where warnings are errors: not before the channel is registered."""
+        """Warns, or raises where warnings are errors: not while other ranks wait for this one."""
         if self.aliasing:
             warnings.warn(self.aliasing, stacklevel=2)
 
@@ -345,7 +217,6 @@ def channel_for(
     sums = sum_budget(device, process_group.size(), nodes, grad_bytes)
     channel = Channel(process_group, device, seconds, nodes, mode, compute_streams, sums)
     _channels[key] = (weakref.ref(process_group), channel)
-    channel.warn_of_aliasing()
     return channel
 
 

@@ -12,17 +12,16 @@ import tide
 from tide import _core
 from tide.fsdp import group as groups_module
 from tide.fsdp import kept_landings, patches, settings, storage
-from tide.fsdp.communicators import (
-    Channel,
+from tide.fsdp.agreement import (
     Failure,
     await_ranks,
-    channel_for,
     exchange_objects,
     find_disagreement,
     group_timeout,
     own_failure,
     share_failure,
 )
+from tide.fsdp.communicators import Channel, channel_for
 from tide.fsdp.errors import make_error
 from tide.fsdp.group import ALL_GATHER, COLLECTIVES
 from tide.fsdp.handle import Handle, handle_of, remember
@@ -64,8 +63,8 @@ def _any_enabled(members: list[Member]) -> bool:
     return any(groups_module.find(param) is not None for param in params)
 
 
-def _prepare(model: nn.Module, members: list[Member], options: Options) -> tuple[str, str] | None:
-    """Does everything that can fail on this rank alone. Returns (code, message) of a failure."""
+def _prepare(model: nn.Module, members: list[Member], options: Options) -> Failure | None:
+    """Does everything that can fail on this rank alone. Returns its failure."""
     problem = options.problem()
     if not isinstance(model, nn.Module):
         problem = f"model must be a torch.nn.Module, not {type(model).__name__}"
@@ -245,12 +244,15 @@ def _connect(
 
 
 def _time_limit(process_group: dist.ProcessGroup, members: list[Member], options: Options) -> float:
-    """Returns how many seconds the other ranks may take to call ``tide.enable``, too."""
+    """Returns how many seconds the other ranks may take to call ``tide.enable``, too.
+
+    As long as a collective of torch's would wait for them, or as TIDE's calls are to wait.
+    """
     device = next(m.device for m in members if m.process_group is process_group)
     asked = None
     if options.problem() is None and settings.problem() is None:
         asked = options.timeout or settings.number("TIDE_TIMEOUT")
-    return asked or group_timeout(process_group, device)
+    return max(asked or 0.0, group_timeout(process_group, device))
 
 
 def _connect_all(
@@ -273,13 +275,16 @@ def _connect_all(
                 pool = _connect(process_group, mine, options)
             except Exception as raised:
                 error = raised
-                failure = own_failure((getattr(raised, "code", "internal"), str(raised)))
+                code = raised.code if isinstance(raised, _core.Error) else "internal"
+                failure = own_failure((code, str(raised)))
             else:
                 pools += [pool] if pool is not None else []
         for process_group in process_groups:
             failure = share_failure(failure, process_group)
         if failure is not None:
-            raise error or make_error(*failure, dist.get_rank(), operation="enable")
+            if isinstance(error, _core.Error):
+                raise error
+            raise make_error(*failure, dist.get_rank(), operation="enable") from error
     except BaseException:
         for pool in pools:
             pool.close()
@@ -309,6 +314,9 @@ def enable_model(model: nn.Module, options: Options) -> Handle:
     patches.install()
     handle = Handle(model, options, [member.state for member in members], pools)
     remember(model, handle)
+    # Warnings may be errors, and of one rank: everything collective is over.
+    for channel in handle.channels:
+        channel.warn_of_aliasing()
     if dist.get_rank() == 0:
         settings.warn_of_unknown()
     return handle

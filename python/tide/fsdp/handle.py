@@ -159,8 +159,11 @@ class Handle:
         model = self._model()
         if model is None or not self._enabled:
             return []
-        known = {id(state.group_ref()) for state in self._states}
-        late = [name for name, group, _ in named_groups(model) if id(group) not in known]
+        late = [
+            name
+            for name, group, _ in named_groups(model)
+            if group.fsdp_params and groups_module.state_of(group) is None
+        ]
         if not late:
             return []
         return [

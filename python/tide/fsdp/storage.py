@@ -25,7 +25,7 @@ from tide.fsdp import settings
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARY = "libtide_torch_storage.so"
-# Compiling takes half a minute; what takes longer than this hangs.
+# Compiling takes seconds; what takes longer than this hangs.
 _COMPILE_S = 600.0
 
 
@@ -105,7 +105,7 @@ def _build_in(folder: Path, source: Path) -> Path:
     """Compiles into ``folder`` under a lock, so that the ranks of a host compile once."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / _LIBRARY
-    with locked(folder / "lock", _COMPILE_S, "set TIDE_CACHE to another folder"):
+    with locked(folder / "lock", _COMPILE_S, f"remove {folder}"):
         if library.is_file():
             return library
         handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
@@ -123,8 +123,9 @@ def build() -> Path:
     """Returns the library for the installed torch, compiling it if there is none.
 
     Raises:
-        RuntimeError: the compiler failed. FileNotFoundError: no compiler or no source.
-        OSError: no folder is writable.
+        RuntimeError: the compiler failed, or took more than 600 s. TimeoutError: another process
+        has held the lock for as long. FileNotFoundError: no compiler or no source. OSError: no
+        folder is writable.
     """
     source = source_path()
     folders = _candidates(source)
@@ -135,6 +136,8 @@ def build() -> Path:
     for folder in folders:
         try:
             return _build_in(folder, source)
+        except TimeoutError:
+            raise
         except OSError as error:
             failure = error
     raise failure or OSError(f"no writable folder among {folders}")

@@ -212,7 +212,7 @@ Refused GatherWithRefusals(int refusals) {
   Refused result;
   result.outcomes = Outcomes(2, [&](Bootstrap& bootstrap) {
     const testing::ExpectAbandoned expect;
-    CommunicatorOptions options = ShortOptions(1);
+    CommunicatorOptions options = refusals > 1 ? ShortOptions(1) : Options();
     if (bootstrap.rank() == 1) options.free_cached_memory = [&] { ++result.freed; };
     Communicator comm(
         std::make_unique<nccl::NcclFabric>(bootstrap, options, FakeParts(world, bootstrap.rank()),

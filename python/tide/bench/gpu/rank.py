@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tide import _core
 from tide.bench.launch import Context
 from tide.calibration.measure import timing_events
-from tide.fsdp.communicators import exchange_objects
+from tide.fsdp.agreement import exchange_objects
 from tide.fsdp.device_memory import device_bytes
 from tide.fsdp.sum_budget import sum_budget
 
