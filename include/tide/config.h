@@ -19,8 +19,8 @@ struct ConfigRow {
   std::string default_value;
   std::string doc;
   bool common = false;  // the same on all ranks, or enabling fails
-  std::string value;   // what is in force
-  std::string source;  // "default" or "environment"
+  std::string value;    // what is in force
+  std::string source;   // "default" or "environment"
   // Of bytes, seconds (at most 1e9, which is for ever) or things; empty if not set or not valid.
   std::optional<double> number;
   std::string problem;  // what is wrong with the value, empty if nothing is
