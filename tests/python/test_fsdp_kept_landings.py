@@ -95,7 +95,9 @@ def _on_one_element_of_rank_1(module: nn.Module) -> None:
 
 def _from_another_rank(module: nn.Module) -> None:
     for parameter in module.parameters():
-        dist.broadcast(parameter.to_local(), src=1)
+        # As much as every rank has: what a rank has beyond that, a broadcast may fill with anything.
+        rows = len(parameter) // dist.get_world_size()
+        dist.broadcast(parameter.to_local()[:rows], src=1)
 
 
 def _by_an_optimizer(module: nn.Module) -> None:
