@@ -95,7 +95,7 @@ def _on_one_element_of_rank_1(module: nn.Module) -> None:
 
 def _from_another_rank(module: nn.Module) -> None:
     for parameter in module.parameters():
-        # As much as every rank has: what a rank has beyond that, a broadcast may fill with anything.
+        # What every rank has; a broadcast may fill what is beyond that with anything.
         rows = len(parameter) // dist.get_world_size()
         dist.broadcast(parameter.to_local()[:rows], src=1)
 
