@@ -171,6 +171,8 @@ class CudaDevice final : public Device {
       cudaGetLastError();  // takes it off CUDA's record
       return false;
     }
+    // The process is at its end, behind the driver's: nothing is left to watch.
+    if (status == cudaErrorCudartUnloading) return true;
     CheckCuda(status, "a call on the GPU");
     return true;
   }
