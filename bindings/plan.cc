@@ -50,6 +50,7 @@ void BindPlan(nb::module_& m) {
       [](const std::string& request) { return tide::PlanReport(request, &CheckSignals); },
       nb::arg("request"), nb::call_guard<nb::gil_scoped_release>(),
       "A request in JSON to a sized plan in JSON.");
+  m.def("request_fields", &tide::ReportRequestFields, "The fields of such a request.");
   m.def("machine_presets", &tide::MachinePresets);
   m.def("verify_exhaustive", &VerifyExhaustive, nb::arg("max_nodes"), nb::arg("local_ranks"),
         nb::arg("round_widths"), nb::arg("passes"));

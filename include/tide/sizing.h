@@ -105,6 +105,9 @@ struct ProgramCounts {
 };
 ProgramCounts CountProgram(const Program& program);
 
+// The fields of a request to PlanReport; those below them are named where one is refused.
+std::vector<std::string> ReportRequestFields();
+
 // A plan as JSON for a request in JSON (docs/memory.md): groups, topology, options and a machine
 // in, sizes, counts and reasons out. Throws Error(kInvalidArgument) with the path of the offending
 // field. `check_interrupt`: that of ReduceScatterOptions.

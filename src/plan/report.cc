@@ -108,6 +108,10 @@ Json Options(const Sizing& sizing) {
 
 }  // namespace
 
+std::vector<std::string> ReportRequestFields() {
+  return {"groups", "nodes", "local_ranks", "ranks", "rank_nodes", "rank", "machine", "options"};
+}
+
 std::string PlanReport(const std::string& request_json,
                        const std::function<void()>& check_interrupt) {
   const internal::ReportRequest request = internal::ParseReportRequest(request_json);

@@ -157,8 +157,7 @@ MachineModel ParseMachine(const JsonField& field) {
 ReportRequest ParseReportRequest(const std::string& json) {
   const nlohmann::json document = ParseJson(json, "plan");
   const JsonField root(document, "");
-  root.AllowOnly(
-      {"groups", "nodes", "local_ranks", "ranks", "rank_nodes", "rank", "machine", "options"});
+  root.AllowOnly(ReportRequestFields());
   ReportRequest request;
   request.sizing.topology = ParseTopology(root);
   request.sizing.machine = ParseMachine(root.At("machine"));

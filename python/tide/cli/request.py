@@ -16,8 +16,6 @@ from tide.bench.predict import group
 from tide.cli.tables import fail
 
 DEFAULT_MACHINE = "paper-8-nodes"
-# The fields of a request, as the core reads them.
-_FIELDS = ("groups", "nodes", "local_ranks", "ranks", "rank_nodes", "rank", "machine", "options")
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -139,11 +137,10 @@ def make_request(
         raise RequestError(
             f"{file}: expected an object with the field 'groups', see docs/memory.md"
         )
+    known = _core.request_fields()
     for name in request:
-        if name not in _FIELDS:
-            raise RequestError(
-                f"{file}: {name}: unknown field; expected one of {', '.join(_FIELDS)}"
-            )
+        if name not in known:
+            raise RequestError(f"{file}: {name}: unknown field; expected one of {', '.join(known)}")
     options = request.get("options", {})
     if not isinstance(options, dict):
         raise RequestError(f"{file}: options: expected an object, got {json.dumps(options)}")
