@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import tide
 import torch
 import torch.distributed as dist
-from spawn import Context, RankGroup
+from spawn import Context, RankFailure, RankGroup
 from tide.fsdp import agreement, communicators
 from tide.fsdp import enable as enable_module
 from torch import nn
@@ -65,6 +67,51 @@ def alone(context: Context) -> None:
 
 def test_a_rank_that_enables_alone(ranks: Ranks) -> None:
     ranks(3).run(alone)
+
+
+def dying(context: Context, folder: str) -> None:
+    """One rank ends between two exchanges of the others, who write what they hear."""
+
+    def end(*_unused: object) -> None:
+        os._exit(1)
+
+    if context.rank == 2:
+        enable_module.channel_for = end
+    error = _refusal(fm.Setup(blocks=1).build())
+    Path(folder, str(context.rank)).write_text(f"{error.code}: {error}")
+
+
+def test_a_rank_that_dies_over_it(tmp_path: Path) -> None:
+    group = RankGroup(3)
+    try:
+        with pytest.raises(RankFailure):
+            group.run(dying, str(tmp_path))
+    finally:
+        group.stop()
+    for rank in range(2):
+        heard = (tmp_path / str(rank)).read_text()
+        assert heard.startswith("peer_dead: one of ranks 0, 1, 2 has ended"), heard
+        assert "torch says: " in heard
+
+
+class _LostStore:
+    """What is left of torch's store when the rank that has it is gone."""
+
+    def check(self, _names: list[str]) -> bool:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+class _Group:
+    group_name = "a group"
+
+
+def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", _LostStore)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 3])
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    with pytest.raises(tide.Error, match="one of ranks 0, 3 has ended") as caught:
+        agreement.await_ranks(_Group(), 1.0)
+    assert caught.value.code == "peer_dead" and caught.value.rank == 3
 
 
 def dead_model(context: Context) -> None:

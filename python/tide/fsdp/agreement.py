@@ -10,15 +10,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tide import Error
 from tide.fsdp.errors import make_error
 
 _DEFAULT_TIMEOUT_S = 1800.0
 
 
+def _lost(process_group: dist.ProcessGroup, error: RuntimeError) -> Error:
+    """What torch says when it loses a rank, with the ranks that it may be."""
+    late = "timed out" in str(error).lower()
+    what = "has not answered in time" if late else "has ended"
+    ranks = ", ".join(map(str, dist.get_process_group_ranks(process_group)))
+    return make_error(
+        "timeout" if late else "peer_dead",
+        f"one of ranks {ranks} {what} while they were setting TIDE up; look at what each of them "
+        f"printed, and restart the job. torch says: {error}",
+        dist.get_rank(),
+    )
+
+
 def exchange_objects(value: object, process_group: dist.ProcessGroup) -> list[Any]:
-    """Returns the value of every rank of the process group, in rank order. Collective."""
+    """Returns the value of every rank of the process group, in rank order. Collective.
+
+    Raises:
+        tide.Error: "peer_dead" or "timeout", torch has lost a rank.
+    """
     values: list[Any] = [None] * process_group.size()
-    dist.all_gather_object(values, value, group=process_group)
+    try:
+        dist.all_gather_object(values, value, group=process_group)
+    except RuntimeError as error:
+        # Gloo's have no type of their own; a GPU that is out of memory has one.
+        if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+            raise
+        raise _lost(process_group, error) from error
     return values
 
 
@@ -117,6 +141,21 @@ def _wait(meeting: _Round, seconds: float) -> str:
     return verdict
 
 
+def _meet(meeting: _Round, seconds: float) -> list[int] | None:
+    """Returns None if all ranks have come to a round, else those that are missing in the end."""
+    try:
+        verdict = _wait(meeting, seconds)
+    except dist.DistError:
+        raise  # the store is gone
+    except BaseException:
+        meeting.decide("late")
+        raise
+    if verdict == "all":
+        meeting.leave()
+        return None
+    return meeting.missing()
+
+
 def await_ranks(process_group: dist.ProcessGroup, seconds: float) -> None:
     """Waits until all ranks of the process group have called this. Collective.
 
@@ -124,22 +163,18 @@ def await_ranks(process_group: dist.ProcessGroup, seconds: float) -> None:
 
     Raises:
         tide.Error: "timeout", with the missing ranks, on all that have come: one of them has waited
-            for ``seconds``, or was interrupted.
+            for ``seconds``, or was interrupted. "peer_dead": the rank with the store has ended.
     """
     try:
         store = dist.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError):
         return
-    meeting = _Round(process_group, store)
     try:
-        verdict = _wait(meeting, seconds)
-    except BaseException:
-        meeting.decide("late")
-        raise
-    if verdict == "all":
-        meeting.leave()
+        missing = _meet(_Round(process_group, store), seconds)
+    except dist.DistError as error:
+        raise _lost(process_group, error) from error
+    if missing is None:
         return
-    missing = meeting.missing()
     who = f"{_names(missing)} to call" if missing else "ranks that came too late to"
     raise make_error(
         "timeout",
